@@ -1,0 +1,1 @@
+"""The way in: clients, command line, release."""

@@ -1,0 +1,1 @@
+"""The contract: everything two processes must agree on. Pure: no door, no clock, no dice."""

@@ -1,0 +1,165 @@
+"""The audit: what happened under a digest. No prompt, no output, no personal data.
+
+Writers number their records per (process life, partition) from 0, so that one lost before the broker shows.
+"""
+
+from enum import StrEnum
+from typing import Literal, Self
+
+from schemas.ids import Alias, Count, Digest, JobId, PoolId, TenantId
+from schemas.jobs import JobClass, Outcome, RejectReason
+from schemas.record import Coordinates, Identity, Record
+from schemas.replies import Usage
+
+
+class LoadReason(StrEnum):
+    """Why an adapter was put into a slot."""
+
+    JOB = "job"
+    GATE = "gate"
+
+
+class EvictReason(StrEnum):
+    """Why an adapter left its slot."""
+
+    TURN = "turn"
+    IDLE = "idle"
+    REVOKED = "revoked"
+    FAILED = "failed"
+    SHUTDOWN = "shutdown"
+
+
+class AuditRecord(Record):
+    """A numbered record of one writer life. The audit writer fills in the two numbers."""
+
+    writer: str = ""
+    writer_seq: Count = 0
+
+    def numbered(self, writer: str, writer_seq: int) -> Self:
+        return self.model_copy(update={"writer": writer, "writer_seq": writer_seq})
+
+
+class Admitted(AuditRecord):
+    """The whole decision on a job, with the ledger's time and epoch: what a fold needs, and no clock."""
+
+    type: Literal["Admitted"] = "Admitted"
+    version: Literal[1] = 1
+    identity: Identity
+    job_id: JobId
+    job_class: JobClass
+    alias: Alias
+    body_hash: Digest
+    ingress: Coordinates
+    pool: PoolId
+    request_partition: Count
+    tokens_max: Count
+    context_max: Count
+    decided_on: dict[str, Count]
+    ledger_epoch: Count
+    admitted_at_us: Count
+    lease_ends_at_us: Count
+    expires_at_ms: Count
+    key_id: str
+
+
+class Rejected(AuditRecord):
+    """A permanent refusal. Keyed `tenant/<tenant>`: it has no digest."""
+
+    type: Literal["Rejected"] = "Rejected"
+    version: Literal[1] = 1
+    tenant: TenantId
+    job_id: JobId | None
+    body_hash: Digest | None
+    ingress: Coordinates
+    reason: RejectReason
+
+
+class CancelRequested(AuditRecord):
+    """A tenant took a job back. `identity` is None where the job had not arrived yet."""
+
+    type: Literal["CancelRequested"] = "CancelRequested"
+    version: Literal[1] = 1
+    tenant: TenantId
+    job_id: JobId
+    identity: Identity | None
+    ingress: Coordinates
+
+
+class Started(AuditRecord):
+    """One execution of a job began; written before its first chunk."""
+
+    type: Literal["Started"] = "Started"
+    version: Literal[1] = 1
+    identity: Identity
+    job_id: JobId
+    attempt: Count
+    fence: str
+    request: Coordinates
+    worker: str
+    engine: str
+
+
+class Finished(AuditRecord):
+    """The outcome of a job, taken from a committed UsageRecorded, never from a process that may have died."""
+
+    type: Literal["Finished"] = "Finished"
+    version: Literal[1] = 1
+    identity: Identity
+    job_id: JobId
+    attempt: Count
+    outcome: Outcome
+    usage: Usage
+    metering: Coordinates
+    reply_hash: Digest
+
+
+class AdapterLoaded(AuditRecord):
+    """A worker put an adapter, re-hashed, into a slot."""
+
+    type: Literal["AdapterLoaded"] = "AdapterLoaded"
+    version: Literal[1] = 1
+    adapter: Digest
+    base: Digest
+    worker: str
+    engine: str
+    reason: LoadReason
+    duration_ms: Count
+    resident_bytes: Count
+
+
+class AdapterLoadFailed(AuditRecord):
+    """A load failed; the digest is quarantined on that worker."""
+
+    type: Literal["AdapterLoadFailed"] = "AdapterLoadFailed"
+    version: Literal[1] = 1
+    adapter: Digest
+    base: Digest
+    worker: str
+    engine: str
+    code: str
+
+
+class AdapterEvicted(AuditRecord):
+    """An adapter left its slot and the engine was seen not to list it any more."""
+
+    type: Literal["AdapterEvicted"] = "AdapterEvicted"
+    version: Literal[1] = 1
+    adapter: Digest
+    base: Digest
+    worker: str
+    engine: str
+    reason: EvictReason
+    resident_bytes: Count
+
+
+class WriterClosed(AuditRecord):
+    """An orderly end of one writer life on one partition: nothing of it follows."""
+
+    type: Literal["WriterClosed"] = "WriterClosed"
+    version: Literal[1] = 1
+
+
+JOB_RECORDS = (Admitted, CancelRequested, Started, Finished)
+AUDIT_RECORDS: tuple[type[AuditRecord], ...] = (
+    Admitted, Rejected, CancelRequested, Started, Finished, AdapterLoaded, AdapterLoadFailed, AdapterEvicted, WriterClosed
+)  # fmt: skip
