@@ -1,0 +1,153 @@
+"""The registry view: a fold of the record topics. Pure: feed it records, ask it what stands."""
+
+from dataclasses import dataclass, field, replace
+
+from schemas.adapters import (
+    AdapterApproved,
+    AdapterDrained,
+    AdapterGated,
+    AdapterManifest,
+    AdapterRevoked,
+    AdapterSubmitted,
+    AliasPointed,
+    BaseAdded,
+    PoolConfigured,
+    WorkerGone,
+    WorkerReady,
+)
+from schemas.errors import BadSignature
+from schemas.keys import KeyPublished, KeyRevoked, KeyRole
+from schemas.record import Record, decode_one_of
+from schemas.signing import verify
+from schemas.tenants import TenantConfigured, TenantState
+from schemas.topics import REGISTRY
+
+RECORDS = {topic.name: topic.records for topic in REGISTRY}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterEntry:
+    """What the log says of one adapter."""
+
+    digest: str
+    submitted: AdapterSubmitted | None = None
+    gated: AdapterGated | None = None
+    approved: AdapterApproved | None = None
+    revoked: AdapterRevoked | None = None
+    drained: tuple[AdapterDrained, ...] = ()
+
+    @property
+    def manifest(self) -> AdapterManifest | None:
+        known = self.approved or self.submitted
+        return known.manifest if known else None
+
+    @property
+    def state(self) -> str:
+        if self.revoked:
+            return "revoked"
+        if self.approved:
+            return "approved"
+        if self.gated:
+            return "gated" if self.gated.report.passed else "failed"
+        return "submitted"
+
+    @property
+    def serves(self) -> bool:
+        return self.approved is not None and self.revoked is None
+
+
+@dataclass(kw_only=True)
+class Registry:
+    """State folded from `adapters`, `aliases`, `tenants`, `pools`, `workers` and `keys`."""
+
+    positions: dict[str, int] = field(default_factory=dict)
+    bases: dict[str, BaseAdded] = field(default_factory=dict)
+    adapters: dict[str, AdapterEntry] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], AliasPointed] = field(default_factory=dict)
+    tenants: dict[str, TenantConfigured] = field(default_factory=dict)
+    pools: dict[str, PoolConfigured] = field(default_factory=dict)
+    workers: dict[str, WorkerReady] = field(default_factory=dict)
+    published: dict[str, KeyPublished] = field(default_factory=dict)
+
+    def apply(self, topic: str, offset: int, content: bytes | None) -> Record:
+        """Fold one record. Raises InvalidRecord: a record topic that does not parse stops the process."""
+        record: Record = decode_one_of(RECORDS[topic], content)
+        self._fold(record)
+        self.positions[topic] = offset + 1
+        return record
+
+    def keys(self, role: KeyRole) -> dict[str, str]:
+        """Public keys by id of one role, revoked ones left out."""
+        return {key_id: key.public_key for key_id, key in self.published.items() if key.role is role}
+
+    def active_tenants(self) -> list[str]:
+        return sorted(name for name, tenant in self.tenants.items() if tenant.state is TenantState.ACTIVE)
+
+    def owner_of(self, pool: str, partition: int) -> WorkerReady | None:
+        """The ready worker that serves a pool's partition: the last one that said so."""
+        found = [w for w in self.workers.values() if w.pool == pool and partition in w.partitions]
+        return found[-1] if found else None
+
+    def passed(self, positions: dict[str, int]) -> bool:
+        """Whether this view stands where another one stood, or further."""
+        return all(self.positions.get(topic, 0) >= offset for topic, offset in positions.items())
+
+    def admission_problem(self, digest: str) -> str | None:
+        """Why this adapter may not be served, or None: approved by the registry's key, not revoked."""
+        entry = self.adapters.get(digest)
+        if entry is None or entry.approved is None:
+            return "adapter_not_approved"
+        if entry.revoked is not None:
+            return "adapter_revoked"
+        approved = entry.approved
+        if approved.admission.adapter != digest or approved.manifest.digest != digest:
+            return "admission_mismatch"
+        try:
+            verify(
+                approved.admission, approved.signature, approved.key_id, KeyRole.REGISTRY, self.keys(KeyRole.REGISTRY)
+            )
+        except BadSignature:
+            return "admission_signature"
+        return None
+
+    def _fold(self, record: Record) -> None:
+        match record:
+            case BaseAdded():
+                self.bases[record.base] = record
+            case AliasPointed():
+                self.aliases[record.tenant, record.alias] = record
+            case TenantConfigured():
+                self.tenants[record.tenant] = record
+            case PoolConfigured():
+                self.pools[record.pool] = record
+            case WorkerReady() | WorkerGone():
+                self._fold_worker(record)
+            case KeyPublished():
+                self.published[record.key_id] = record
+            case KeyRevoked():
+                self.published.pop(record.key_id, None)
+            case _:
+                self._fold_adapter(record)
+
+    def _fold_worker(self, record: WorkerReady | WorkerGone) -> None:
+        # The last to speak comes last, so that a partition's newest owner is found.
+        self.workers.pop(record.worker, None)
+        if isinstance(record, WorkerReady):
+            self.workers[record.worker] = record
+
+    def _fold_adapter(self, record: Record) -> None:
+        if isinstance(record, AdapterSubmitted):
+            self._change(record.adapter, submitted=record)
+        elif isinstance(record, AdapterGated):
+            self._change(record.adapter, gated=record)
+        elif isinstance(record, AdapterApproved):
+            self._change(record.adapter, approved=record)
+        elif isinstance(record, AdapterRevoked):
+            self._change(record.adapter, revoked=record)
+        elif isinstance(record, AdapterDrained):
+            entry = self.adapters.get(record.adapter) or AdapterEntry(digest=record.adapter)
+            self._change(record.adapter, drained=(*entry.drained, record))
+
+    def _change(self, digest: str, **fields: object) -> None:
+        entry = self.adapters.get(digest) or AdapterEntry(digest=digest)
+        self.adapters[digest] = replace(entry, **fields)  # type: ignore[arg-type]
