@@ -1,0 +1,268 @@
+"""The one loop: a consumer group whose partitions are lanes, each with its own transactional producer.
+
+aiokafka's transactions carry no group generation, so nothing but the producer's epoch keeps a former owner out:
+the new owner starts the partition's producer (which fences the old one), then reads the committed offset and
+the completion map, then works (design section 4.8; facts T2 to T4).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+
+from infra.kafka import clients
+from infra.kafka.records import Incoming, Outgoing
+from infra.settings import KafkaSettings
+from schemas.errors import SwitchyardError
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_S = clients.TRANSACTION_MS / 1000
+POLL_RECORDS_MAX = 500
+
+
+class LaneLost(SwitchyardError):
+    """Another process took this partition over."""
+
+
+class Lane:
+    """One owned input partition: its fence, its committed place, and transactions that move it."""
+
+    def __init__(self, partition: TopicPartition, group: str, producer: AIOKafkaProducer, fence: str) -> None:
+        self.partition = partition
+        self.fence = fence
+        self.committed = 0
+        self.metadata = ""
+        # The next offset to hand out; where the consumer is sought to after a rebalance.
+        self.next = 0
+        self.lost = False
+        self._group = group
+        self._producer = producer
+        self._lock = asyncio.Lock()
+
+    @property
+    def topic(self) -> str:
+        return str(self.partition.topic)
+
+    async def transact(self, records: Sequence[Outgoing], offset: int, metadata: str = "") -> None:
+        """Append records and commit the input offset, all or nothing.
+
+        Raises LaneLost when another owner fenced this one; any other Kafka error means the outcome is unknown and
+        the process must end.
+        """
+        async with self._lock:
+            if self.lost:
+                raise LaneLost
+            try:
+                await clients.within(TRANSACTION_S, "committing", self._transact(records, offset, metadata))
+            except (ProducerFenced, InvalidProducerEpoch) as error:
+                self.lost = True
+                raise LaneLost from error
+        self.committed, self.metadata = offset, metadata
+
+    async def _transact(self, records: Sequence[Outgoing], offset: int, metadata: str) -> None:
+        await self._producer.begin_transaction()
+        try:
+            waiting = [
+                await self._producer.send(
+                    r.topic, value=r.value, key=r.key, partition=r.partition, headers=list(r.headers)
+                )
+                for r in records
+            ]
+            # Without this, aiokafka commits a transaction whose records failed.
+            await asyncio.gather(*waiting)
+            offsets = {self.partition: OffsetAndMetadata(offset, metadata)}
+            await self._producer.send_offsets_to_transaction(offsets, self._group)
+        except (ProducerFenced, InvalidProducerEpoch):
+            raise
+        except KafkaError:
+            await self._producer.abort_transaction()
+            raise
+        await self._producer.commit_transaction()
+
+    async def close(self) -> None:
+        self.lost = True
+        await clients.stop(self._producer)
+
+
+LanesChanged = Callable[[Sequence[Lane]], Awaitable[None]]
+
+
+class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships no types
+    """Polls the partitions this process owns. `on_open` and `on_lost` hear of lanes before they are read from
+    and after another process may own them."""
+
+    def __init__(self, settings: KafkaSettings, name: str, on_open: LanesChanged, on_lost: LanesChanged) -> None:
+        self.name = settings.group(name)
+        self.lanes: dict[TopicPartition, Lane] = {}
+        self._settings = settings
+        self._on_open = on_open
+        self._on_lost = on_lost
+        self._consumer = clients.make_consumer(settings, self.name)
+        self._admin = clients.make_admin(settings)
+        self._paused: set[TopicPartition] = set()
+        # Records polled under one assignment mean nothing under the next.
+        self._assignment = 0
+        self._gate_open = False
+        self._failure: BaseException | None = None
+
+    async def start(self, topics: Iterable[str]) -> None:
+        await clients.start(self._admin)
+        await clients.start(self._consumer)
+        self.subscribe(topics)
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics from now on. Partitions move by a rebalance."""
+        self._consumer.subscribe(topics=sorted(topics), listener=self)
+
+    async def poll(self, timeout_ms: int, records_max: int = POLL_RECORDS_MAX) -> Mapping[Lane, list[Incoming]]:
+        """Records by lane, in order. Call it often, also while every lane is paused: it is how the group lives.
+
+        Never cancel it: a cancelled poll leaves aiokafka's bookkeeping wrong for ever.
+        """
+        if self._failure is not None:
+            raise self._failure
+        before = self._assignment
+        polled = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=records_max)
+        if not self._gate_open or before != self._assignment:
+            self._seek(self.lanes.values())
+            return {}
+        found: dict[Lane, list[Incoming]] = {}
+        for partition, records in polled.items():
+            lane = self.lanes.get(partition)
+            if lane is None or lane.lost or partition in self._paused:
+                continue
+            await self._check_continuity(lane, records[0].offset)
+            lane.next = records[-1].offset + 1
+            found[lane] = [incoming(record) for record in records]
+        return found
+
+    def pause(self, lane: Lane) -> None:
+        """Leave a lane's records where they are; polls go on."""
+        if lane.partition not in self._paused and lane.partition in self._consumer.assignment():
+            self._paused.add(lane.partition)
+            self._consumer.pause(lane.partition)
+
+    def resume(self, lane: Lane) -> None:
+        if lane.partition in self._paused:
+            self._paused.discard(lane.partition)
+            if lane.partition in self._consumer.assignment():
+                self._consumer.resume(lane.partition)
+
+    def is_paused(self, lane: Lane) -> bool:
+        return lane.partition in self._paused
+
+    def rewind(self, lane: Lane, offset: int) -> None:
+        """Hand out a lane's records again from an offset on."""
+        lane.next = offset
+        if lane.partition in self.lanes and lane.partition in self._consumer.assignment():
+            self._consumer.seek(lane.partition, offset)
+
+    async def commit(self, lane: Lane, offset: int) -> None:
+        """Commit an input offset where nothing is appended with it. Raises LaneLost after a rebalance."""
+        try:
+            work = self._consumer.commit({lane.partition: OffsetAndMetadata(offset, "")})
+            await clients.within(clients.SEND_S, "committing an offset", work)
+        except KafkaError as error:
+            raise LaneLost(f"the offset of {lane.partition} was not committed: {error}") from error
+        lane.committed = offset
+
+    async def stop(self) -> None:
+        """Leave the group, then let the lanes go."""
+        self._gate_open = False
+        await clients.stop(self._consumer)
+        for lane in self.lanes.values():
+            await lane.close()
+        self.lanes.clear()
+        await clients.stop(self._admin)
+
+    def on_partitions_revoked(self, revoked: object) -> None:
+        """Close the gate. What comes back keeps its producer and its running jobs."""
+        del revoked
+        self._gate_open = False
+        self._assignment += 1
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Let go what went, open what came, seek everything, then open the gate."""
+        try:
+            await self._assign(set(assigned))
+        except (KafkaError, SwitchyardError, OSError) as error:
+            # aiokafka swallows what a listener raises; the next poll raises it instead.
+            self._failure = error
+
+    async def _assign(self, assigned: set[TopicPartition]) -> None:
+        gone = [self.lanes.pop(partition) for partition in set(self.lanes) - assigned]
+        if gone:
+            await self._on_lost(gone)
+            await asyncio.gather(*(lane.close() for lane in gone))
+        fresh = list(await asyncio.gather(*(self._open(partition) for partition in assigned - set(self.lanes))))
+        if fresh:
+            await self._on_open(fresh)
+        self.lanes.update({lane.partition: lane for lane in fresh})
+        self._seek(self.lanes.values())
+        self._paused &= assigned
+        if self._paused:
+            self._consumer.pause(*self._paused)
+        self._assignment += 1
+        self._gate_open = True
+
+    async def _open(self, partition: TopicPartition) -> Lane:
+        transactional_id = f"{self.name}.{partition.topic}.{partition.partition}"
+        producer = clients.make_producer(self._settings, transactional_id)
+        await clients.start(producer)
+        manager = producer._txn_manager  # noqa: SLF001 - the fence has no public name
+        lane = Lane(partition, self.name, producer, f"{manager.producer_id}.{manager.producer_epoch}")
+        # Only now: the producer's start finished or aborted what the former owner had open.
+        committed = await clients.within(
+            clients.START_S,
+            "reading the committed offset",
+            self._admin.list_consumer_group_offsets(self.name, partitions=[partition]),
+        )
+        place = committed.get(partition)
+        if place is not None and place.offset >= 0:
+            lane.committed, lane.metadata = place.offset, place.metadata
+        else:
+            lane.committed = await self._log_start(partition)
+        lane.next = lane.committed
+        await self._check_continuity(lane, lane.next, opening=True)
+        return lane
+
+    async def _log_start(self, partition: TopicPartition) -> int:
+        found = await clients.within(
+            clients.START_S, "reading the log start", self._consumer.beginning_offsets([partition])
+        )
+        return int(found[partition])
+
+    async def _check_continuity(self, lane: Lane, offset: int, opening: bool = False) -> None:
+        """Transactions leave gaps; a log start beyond our place means that records were lost unread."""
+        if offset == lane.next and not opening:
+            return
+        start = await self._log_start(lane.partition)
+        if start > lane.next:
+            lane.lost = True
+            log.error(
+                "records were deleted before they were read",
+                extra={"action": "lane_isolated", "partition": str(lane.partition), "place": lane.next, "start": start},
+            )
+
+    def _seek(self, lanes: Iterable[Lane]) -> None:
+        owned = self._consumer.assignment()
+        for lane in lanes:
+            if lane.partition in owned:
+                self._consumer.seek(lane.partition, lane.next)
+
+
+def incoming(record: ConsumerRecord[bytes, bytes]) -> Incoming:
+    """aiokafka's record as ours."""
+    return Incoming(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=tuple(record.headers),
+    )

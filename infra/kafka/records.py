@@ -1,0 +1,109 @@
+"""What crosses the door: a record read, a record to write, and the headers on it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from schemas import topics
+from schemas.record import Coordinates, Record
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+# What a client may send along to find its reply again (Spring's binary correlation id included): echoed, never read.
+ECHOED = frozenset({"kafka_correlationId", "correlation_id"})
+# A header is an echo of the client's own bytes: bounded like everything it sends.
+ECHO_BYTES_MAX = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incoming:
+    """A record as it was read. Headers are the sender's words: never a source of identity."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return Coordinates(topic=self.topic, partition=self.partition, offset=self.offset)
+
+    def echoes(self) -> Headers:
+        return tuple(
+            (name, value)
+            for name, value in self.headers
+            if name in ECHOED and value is not None and len(value) <= ECHO_BYTES_MAX
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """A record to append. Without a partition the key decides (murmur2, as Kafka's own clients)."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+
+
+@dataclass(kw_only=True)
+class Stamp:
+    """Makes the CloudEvents 1.0 headers of one process life. `source` names the process and the life."""
+
+    source: str
+    count: int = field(default=0)
+
+    def outgoing(
+        self,
+        topic: str,
+        key: str,
+        record: Record,
+        now_ms: int,
+        subject: str | None = None,
+        partition: int | None = None,
+        extra: Iterable[tuple[str, bytes | None]] = (),
+    ) -> Outgoing:
+        """A record with its headers. `subject` is the adapter digest where there is one."""
+        self.count += 1
+        headers = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", f"{self.source}/{self.count}".encode()),
+            ("ce_type", f"switchyard.{record.type}.v{record.version}".encode()),
+            ("ce_source", f"/switchyard/{self.source}".encode()),
+            ("ce_time", datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()),
+            ("content-type", b"application/json"),
+        ]
+        if subject is not None:
+            headers.append(("ce_subject", subject.encode()))
+        return Outgoing(
+            topic=topic,
+            key=key.encode(),
+            value=record.encode(),
+            headers=(*headers, *extra),
+            partition=partition,
+        )
+
+
+def dead_letter(record: Incoming, component: str, reason: str, detail: str) -> Outgoing:
+    """The original bytes, and beside them where they came from and why they were refused."""
+    added = {
+        topics.DLQ_REASON: reason,
+        topics.DLQ_DETAIL: detail[:500],
+        topics.DLQ_COMPONENT: component,
+        topics.DLQ_TOPIC: record.topic,
+        topics.DLQ_PARTITION: str(record.partition),
+        topics.DLQ_OFFSET: str(record.offset),
+        topics.DLQ_TIMESTAMP: str(record.timestamp_ms),
+    }
+    # A sender's own header of these names would forge the reason.
+    kept = tuple((name, value) for name, value in record.headers if name not in added)
+    return Outgoing(
+        topic=topics.DLQ.name,
+        key=record.topic.encode(),
+        value=record.value,
+        headers=(*kept, *((name, text.encode()) for name, text in added.items())),
+    )
