@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from zlib import crc32
 
+from consumers.engines.backend import Outputs
+from consumers.engines.engine import SlotEngine
 from consumers.engines.protocol import (
     Artifact,
     Delta,
@@ -17,8 +19,7 @@ from consumers.engines.protocol import (
     FaultReason,
 )
 from consumers.engines.text import Stops, check_prompt
-from consumers.engines.thread import StepOutputs
-from consumers.engines.threaded import ThreadedEngine
+from consumers.engines.thread import ThreadBackend
 from schemas.jobs import Message
 from schemas.replies import FinishReason
 
@@ -129,13 +130,13 @@ class FakeCore:
     def busy(self) -> bool:
         return bool(self._rows)
 
-    def step(self) -> StepOutputs:
+    def step(self) -> Outputs:
         self._faults.running.wait()
         time.sleep(self._settings.fake_step_ms / 1000)
         if self._faults.step_errors:
             self._faults.step_errors -= 1
             raise RuntimeError("told to fail")
-        outputs: StepOutputs = []
+        outputs: Outputs = []
         for request_id, row in list(self._rows.items())[: self._settings.rows]:
             output = self._output(row)
             outputs.append((request_id, output))
@@ -163,9 +164,9 @@ class FakeCore:
         self._rows.clear()
 
 
-class FakeEngine(ThreadedEngine):
+class FakeEngine(SlotEngine):
     """The fake behind the protocol, with its faults in reach of a test."""
 
     def __init__(self, build: EngineBuild, settings: EngineSettings, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
-        super().__init__(FakeCore(settings, self.faults), build, settings)
+        super().__init__(ThreadBackend(FakeCore(settings, self.faults)), build, settings)

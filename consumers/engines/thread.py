@@ -1,5 +1,6 @@
-"""The thread that owns a synchronous engine: commands in order, a step whenever there is work, asleep otherwise."""
+"""A synchronous engine on a thread of its own: commands in order, a step whenever there is work, asleep otherwise."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -8,91 +9,112 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol, TypeVar
 
-from consumers.engines.protocol import Artifact, Delta, EngineError, EngineRequest
+from consumers.engines.backend import Deliver, Die, Outputs
+from consumers.engines.protocol import Artifact, EngineError, EngineFault, EngineRequest, FaultReason
 from schemas.jobs import Message
 
 Result = TypeVar("Result")
-StepOutputs = list[tuple[str, Delta | EngineError]]
 
 
 class Core(Protocol):
-    """The synchronous half of an engine. All but `encode` run on the engine's thread, never during a step."""
+    """The engine proper. All but `encode` run on the engine's thread, one at a time."""
 
     def start(self) -> None:
-        """Load the base. May raise anything."""
+        """Load the base."""
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """As `Engine.encode`. Runs on the event loop, beside steps."""
 
     def add(self, artifact: Artifact, int_id: int) -> int:
-        """Load an adapter; its bytes. May raise anything and leave anything behind: `remove` follows."""
+        """As `Backend.add`."""
 
     def remove(self, int_id: int) -> None:
-        """Drop whatever there is under the id, also after a failed `add`."""
+        """As `Backend.remove`."""
 
     def listed(self) -> frozenset[int]:
-        """The ids the engine itself believes it holds, half-loaded ones included."""
+        """As `Backend.listed`."""
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         """Queue a request for the next step. Raises `RequestInvalid`."""
 
     def abort(self, request_id: str) -> None:
-        """Forget a request; no error if it is unknown. No output of it may follow."""
+        """Forget a request; no error if it is unknown."""
 
     def busy(self) -> bool:
         """Whether a step would do anything."""
 
-    def step(self) -> StepOutputs:
+    def step(self) -> Outputs:
         """One step for all rows. If it raises, `recover` is called."""
 
     def recover(self) -> list[str]:
         """After a failed step: forget every request, and every cache that the step may have spoilt. Raises: dead."""
 
     def reset_cache(self) -> None:
-        """As `Engine.reset_cache`."""
+        """As `Backend.reset_cache`."""
 
     def close(self) -> None:
         """Free everything."""
 
 
-class EngineThread:
-    """A daemon, so that a step stuck in native code cannot keep the process from ending."""
+class ThreadBackend:
+    """Implements `Backend`. The thread is a daemon: a step stuck in native code cannot keep the process from ending."""
 
-    def __init__(self, core: Core, on_step: Callable[[Future[StepOutputs], Future[list[str]] | None], None]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._on_step = on_step
-        # Bounded by the callers: one command per load, request or abort, and those are bounded by slots and window.
+        # Bounded by the callers: a command is a load, a request or an abort, and those are bounded by slots and window.
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._step_began_s: float | None = None
 
-    def start(self) -> None:
+    async def start(self, deliver: Deliver, die: Die) -> None:
+        loop = asyncio.get_running_loop()
+        self._deliver: Deliver = lambda outputs: loop.call_soon_threadsafe(deliver, outputs)
+        self._die: Die = lambda message: loop.call_soon_threadsafe(die, message)
         self._thread.start()
+        await self._call(self._core.start)
 
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    async def stop(self) -> None:
+        if self._thread.is_alive():
+            closing = self._call(self._core.close)
+            self._commands.put(None)
+            await closing
 
-    def step_age_s(self) -> float:
-        """How long the current step has been running."""
+    def stuck_s(self) -> float:
         began_s = self._step_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
-    def call(self, command: Callable[[], Result]) -> Future[Result]:
-        """Run a command before the next step."""
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        return self._core.encode(prompt)
+
+    async def add(self, artifact: Artifact, int_id: int) -> int:
+        return await self._call(partial(self._core.add, artifact, int_id))
+
+    async def remove(self, int_id: int) -> None:
+        await self._call(partial(self._core.remove, int_id))
+
+    async def listed(self) -> frozenset[int]:
+        return await self._call(self._core.listed)
+
+    async def reset_cache(self) -> None:
+        await self._call(self._core.reset_cache)
+
+    def submit(self, request: EngineRequest, int_id: int) -> None:
+        self._commands.put(partial(self._admit, request, int_id))
+
+    def abort(self, request_id: str) -> None:
+        self._commands.put(partial(self._core.abort, request_id))
+
+    def _call(self, command: Callable[[], Result]) -> asyncio.Future[Result]:
         future: Future[Result] = Future()
         self._commands.put(partial(_attempt, future, command))
-        return future
-
-    def finish(self) -> None:
-        """End the thread after the commands so far."""
-        self._commands.put(None)
+        return asyncio.wrap_future(future)
 
     def _run(self) -> None:
         while self._obey():
             self._step()
 
     def _obey(self) -> bool:
-        """Commands, until the engine has something to do and no command waits; False after `finish`."""
+        """Commands, until the engine has something to do and no command waits; False at the end."""
         while not (self._core.busy() and self._commands.empty()):
             command = self._commands.get()
             if command is None:
@@ -100,17 +122,39 @@ class EngineThread:
             command()
         return True
 
+    def _admit(self, request: EngineRequest, int_id: int) -> None:
+        error = _attempt(Future[None](), partial(self._core.admit, request, int_id)).exception()
+        if error is not None:
+            self._deliver([(request.request_id, _fault(error))])
+
     def _step(self) -> None:
         self._step_began_s = time.monotonic()
-        step = _attempt(Future[StepOutputs](), self._core.step)
-        recovery = _attempt(Future[list[str]](), self._core.recover) if step.exception() else None
+        step = _attempt(Future[Outputs](), self._core.step)
         self._step_began_s = None
-        self._on_step(step, recovery)
+        error = step.exception()
+        if error is None:
+            self._deliver(step.result())
+        else:
+            self._recover(error)
+
+    def _recover(self, error: BaseException) -> None:
+        recovery = _attempt(Future[list[str]](), self._core.recover)
+        if recovery.exception() is None:
+            self._deliver([(request_id, _fault(error)) for request_id in recovery.result()])
+        else:
+            self._die(f"the engine did not recover from a failed step: {error}")
+
+
+def _fault(error: BaseException) -> EngineError:
+    return (
+        error if isinstance(error, EngineError) else EngineFault(FaultReason.STEP, f"{type(error).__name__}: {error}")
+    )
 
 
 def _attempt(future: Future[Result], command: Callable[[], Result]) -> Future[Result]:
-    try:
-        future.set_result(command())
-    except Exception as error:  # noqa: BLE001  # Engines raise bare Exceptions; whoever holds the future decides.
-        future.set_exception(error)
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(command())
+        except Exception as error:  # noqa: BLE001  # Engines raise bare Exceptions; whoever holds the future decides.
+            future.set_exception(error)
     return future

@@ -1,0 +1,47 @@
+"""What differs between engines: everything below the table of slots and the streams."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from consumers.engines.protocol import Artifact, Delta, EngineError, EngineRequest
+from schemas.jobs import Message
+
+Output = tuple[str, Delta | EngineError]
+Outputs = list[Output]
+# Both are called on the event loop.
+Deliver = Callable[[Outputs], object]
+Die = Callable[[str], object]
+
+
+class Backend(Protocol):
+    """Driven by `SlotEngine` alone, which bounds every wait. Any coroutine may raise whatever the library raises."""
+
+    async def start(self, deliver: Deliver, die: Die) -> None:
+        """Load the base; from here on call `deliver` with what requests produce and `die` when the engine is lost."""
+
+    async def stop(self) -> None:
+        """Free everything."""
+
+    def stuck_s(self) -> float:
+        """For how long there has been work and no progress."""
+
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """As `Engine.encode`."""
+
+    async def add(self, artifact: Artifact, int_id: int) -> int:
+        """Load an adapter; its bytes. May leave anything behind when it raises: `remove` follows."""
+
+    async def remove(self, int_id: int) -> None:
+        """Drop whatever there is under the id, also after a failed `add`, and after every abort before it."""
+
+    async def listed(self) -> frozenset[int]:
+        """The ids the engine itself believes it holds, half-loaded ones included."""
+
+    async def reset_cache(self) -> None:
+        """As `Engine.reset_cache`."""
+
+    def submit(self, request: EngineRequest, int_id: int) -> None:
+        """Start a request. Its end is delivered as a finish reason or an error."""
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; no error if it is unknown or over."""
