@@ -62,6 +62,9 @@ class JobCompleted(Record):
     text_hash: Digest
 
 
+FailedOutcome = Literal[Outcome.FAILED, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.INTERRUPTED, Outcome.REVOKED]
+
+
 class JobFailed(Record):
     """The final reply of an admitted job that did not complete. `text` is what had been produced until then."""
 
@@ -70,7 +73,7 @@ class JobFailed(Record):
     job_id: JobId
     ingress: Coordinates
     receipt: Receipt
-    outcome: Literal[Outcome.FAILED, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.INTERRUPTED, Outcome.REVOKED]
+    outcome: FailedOutcome
     code: Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")]
     message: str
     text: str
