@@ -145,6 +145,13 @@ class PoolSettings(Settings):
     name: str = "main"
 
 
+class LaunchSettings(Settings):
+    """What the launcher cannot find by itself: another folder of Kafka's jars."""
+
+    section: ClassVar[str] = "launch"
+    jars: Path | None = None
+
+
 class Running(BaseModel):
     """One process of a stack."""
 

@@ -1,0 +1,1 @@
+"""Starts, checks and stops a whole stack on one machine, from a plan that is data."""

@@ -1,0 +1,171 @@
+"""A whole stack: Kafka and Redis, provisioned, and Switchyard's processes on them."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Producer
+
+from infra.clock import SystemClock
+from infra.files import write_private
+from infra.kafka.records import Stamp
+from infra.launch.kafka_native import kafka_spec
+from infra.launch.plan import Plan, ProcessSpec, StackOptions
+from infra.launch.processes import REPOSITORY, engine_spec, free_port, platform_plan, process_spec
+from infra.launch.redis_native import LEDGER_ROLES, redis_spec
+from infra.launch.start import Launcher, Process
+from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, new_password
+from infra.settings import EngineSettings, KafkaSettings, KeySettings, LaunchSettings, ObjectSettings, StackFile, read
+from schemas.errors import SwitchyardError
+from schemas.keys import KeyPublished, KeyRole
+from schemas.signing import SigningKey
+from schemas.topics import EVERY_SERVICE, KEYS, Role
+
+SEND_SECONDS_MAX: Final = 20.0
+
+
+class KeyNotPublished(SwitchyardError):
+    """A public key could not be appended to the log."""
+
+
+class Stack:
+    """A running stack. `file` describes it to clients; processes can be added, killed and replaced."""
+
+    def __init__(self, file: StackFile, launcher: Launcher, options: StackOptions) -> None:
+        self._file = file
+        self._launcher = launcher
+        self._options = options
+
+    @property
+    def file(self) -> StackFile:
+        """As it is now: tenants added by other programs are in the file on disk, processes are known here."""
+        kept = StackFile.load(self._file.home)
+        running = {name: process.running for name, process in self._launcher.processes.items()}
+        return kept.model_copy(update={"processes": running, "supervisor": self._file.supervisor})
+
+    @property
+    def processes(self) -> dict[str, Process]:
+        return self._launcher.processes
+
+    def start(self, name: str, role: Role, env: dict[str, str] | None = None) -> Process:
+        """Start one more process of Switchyard, a router or a settler, and wait until it is ready."""
+        process = self._launcher.start(process_spec(self._file, name, role, env))
+        process.wait_ready()
+        self.file.save()
+        return process
+
+    def start_engine(
+        self, name: str, role: Role = Role.WORKER, engine: EngineSettings | None = None, pool: str | None = None
+    ) -> Process:
+        """Start one more worker or gate and wait until it is ready."""
+        chosen = engine or self._options.engine
+        spec = engine_spec(self._file, name, role, chosen, pool or self._options.pools[0])
+        process = self._launcher.start(spec)
+        process.wait_ready()
+        self.file.save()
+        return process
+
+    def start_plan(self, plan: Plan, say: Callable[[str], None]) -> None:
+        for stage in plan:
+            self._launcher.start_stage(stage, say)
+        self.file.save()
+
+
+@contextmanager
+def running_stack(
+    options: StackOptions, say: Callable[[str], None] = lambda _: None, supervisor: int | None = None
+) -> Iterator[Stack]:
+    """Start a stack, and leave no process of it behind. Raises StartFailed, ProvisioningFailed.
+
+    The data in `options.home` stays, and a later stack there goes on with it. Use it from a thread that outlives the
+    stack: its processes die with that thread.
+    """
+    file = _stack_file(options.home, supervisor)
+    with Launcher(options.home, orderly=options.orderly) as launcher:
+        try:
+            launcher.start_stage(_backing(file), say)
+            _provision(file, options)
+            say("topics, users and rights are in place")
+            file.save()
+            stack = Stack(file, launcher, options)
+            stack.start_plan(platform_plan(file, options), say)
+            yield stack
+        finally:
+            _forget_processes(options.home)
+
+
+def _stack_file(home: Path, supervisor: int | None) -> StackFile:
+    """The description of the stack to start; ports and passwords are those of the last time, where there was one."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kafka_port, _, redis_port = _ports(home)
+    former = StackFile.load(home) if (home / "stack.json").exists() else None
+    services = ("admin", "broker", "controller", *sorted(EVERY_SERVICE))
+    objects = home / "objects"
+    objects.mkdir(exist_ok=True, mode=0o700)
+    return StackFile(
+        home=home,
+        bootstrap=f"127.0.0.1:{kafka_port}",
+        redis_url=f"redis://127.0.0.1:{redis_port}/0",
+        objects=ObjectSettings(directory=objects),
+        kafka_users=former.kafka_users if former else {user: new_password() for user in services},
+        redis_users=former.redis_users if former else {user: new_password() for user in ("admin", *LEDGER_ROLES)},
+        supervisor=supervisor,
+    )
+
+
+def _ports(home: Path) -> tuple[int, int, int]:
+    """Kafka's two ports and Redis's: chosen once per home, because Kafka's log remembers its controller's."""
+    path = home / "ports.json"
+    if not path.exists():
+        write_private(path, json.dumps([free_port() for _ in range(3)]).encode())
+    kafka, controller, redis = json.loads(path.read_bytes())
+    return kafka, controller, redis
+
+
+def _backing(file: StackFile) -> tuple[ProcessSpec, ...]:
+    kafka_port, controller_port, redis_port = _ports(file.home)
+    jars = read(LaunchSettings).jars or REPOSITORY / ".cache/kafka/libs"
+    folders = {name: file.home / name for name in ("kafka", "redis")}
+    for folder in folders.values():
+        folder.mkdir(exist_ok=True, mode=0o700)
+    return (
+        redis_spec(folders["redis"], redis_port, file.redis_users),
+        kafka_spec(folders["kafka"], jars, (kafka_port, controller_port), file.kafka_users),
+    )
+
+
+def _provision(file: StackFile, options: StackOptions) -> None:
+    provisioner = Provisioner(file.kafka("admin"))
+    provisioner.add_services(file.kafka_users)
+    for pool in options.pools:
+        provisioner.add_pool(pool)
+    for role in KeyRole:
+        make_key(file.kafka(Role.OPERATOR), file.keys, role)
+
+
+def make_key(operator: KafkaSettings, keys: KeySettings, role: KeyRole) -> None:
+    """Make a role's private key and publish its public half, unless the private one is there.
+
+    Published first: a key that was published and lost signs nothing; one that was never published is not believed.
+    """
+    path = keys.path(role)
+    if path.exists():
+        return
+    key = SigningKey.generate(keys.key_id(role), role)
+    published = KeyPublished(key_id=key.key_id, role=role, public_key=key.public_key)
+    record = Stamp(source="launch").outgoing(KEYS.name, key.key_id, published, SystemClock().now_ms())
+    producer = Producer({**operator.librdkafka(), "log_level": LIBRDKAFKA_LOG_LEVEL})
+    producer.produce(record.topic, record.value, record.key, headers=list(record.headers))
+    if producer.flush(SEND_SECONDS_MAX):
+        raise KeyNotPublished
+    write_private(path, key.to_pem())
+
+
+def _forget_processes(home: Path) -> None:
+    """What stays in the file of a stopped stack are its users, for the next start."""
+    try:
+        StackFile.load(home).model_copy(update={"processes": {}, "supervisor": None}).save()
+    except SwitchyardError:
+        return
