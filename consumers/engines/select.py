@@ -4,8 +4,11 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from consumers.engines.engine import SlotEngine
 from consumers.engines.fake import FakeEngine
 from consumers.engines.protocol import Device, Engine, EngineBuild, EngineDead, EngineKind, EngineSettings
+from consumers.engines.thread import ThreadBackend
+from consumers.engines.vllm import VllmCore
 
 BUILDS = Path(__file__).with_name("builds.json")
 
@@ -44,7 +47,7 @@ def make_engine(kind: EngineKind, settings: EngineSettings) -> Engine:
     build = describe(kind, settings)
     if kind == "fake":
         return FakeEngine(build, settings)
-    raise EngineDead(f"no engine of kind {kind}")
+    return SlotEngine(ThreadBackend(VllmCore(settings)), build, settings)
 
 
 def _found(package: str) -> tuple[str, str]:
