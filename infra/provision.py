@@ -39,8 +39,8 @@ CALL_SECONDS_MAX: Final = 20.0
 VISIBLE_SECONDS_MAX: Final = 10.0
 SCRAM_ITERATIONS: Final = 4096
 PASSWORD_BYTES: Final = 24
-# Errors. What it says below that level, a connection closed at leisure, is no news.
-LIBRDKAFKA_LOG_LEVEL: Final = 3
+# Only what is critical: a connection closed or refused shows as the failed call that it matters to.
+LIBRDKAFKA_LOG_LEVEL: Final = 2
 # A tenant of such a name would be this user, or own the consumer groups of it.
 RESERVED_NAMES: Final = frozenset({*(role.value for role in Role), "admin", "broker", "controller"})
 

@@ -16,8 +16,17 @@ from infra.launch.plan import Plan, ProcessSpec, StackOptions
 from infra.launch.processes import REPOSITORY, engine_spec, free_port, platform_plan, process_spec
 from infra.launch.redis_native import LEDGER_ROLES, redis_spec
 from infra.launch.start import Launcher, Process
-from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, new_password
-from infra.settings import EngineSettings, KafkaSettings, KeySettings, LaunchSettings, ObjectSettings, StackFile, read
+from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, add_tenant_to, new_password
+from infra.settings import (
+    EngineSettings,
+    KafkaSettings,
+    KeySettings,
+    LaunchSettings,
+    ObjectSettings,
+    RedisSettings,
+    StackFile,
+    read,
+)
 from schemas.errors import SwitchyardError
 from schemas.keys import KeyPublished, KeyRole
 from schemas.signing import SigningKey
@@ -44,6 +53,23 @@ class Stack:
         kept = StackFile.load(self._file.home)
         running = {name: process.running for name, process in self._launcher.processes.items()}
         return kept.model_copy(update={"processes": running, "supervisor": self._file.supervisor})
+
+    @property
+    def objects_dir(self) -> Path:
+        """The folder of the stack's object store."""
+        return self._file.home / "objects"
+
+    def kafka(self, user: str) -> KafkaSettings:
+        """How a role, a tenant or `admin` reaches Kafka."""
+        return self.file.kafka(user)
+
+    def redis(self, role: str) -> RedisSettings:
+        """How a role or `admin` reaches Redis."""
+        return self.file.redis(role)
+
+    def add_tenant(self, tenant: str) -> KafkaSettings:
+        """Make a tenant's topics, user and rights. May be repeated."""
+        return add_tenant_to(self.file, tenant).kafka(tenant)
 
     @property
     def processes(self) -> dict[str, Process]:
