@@ -14,6 +14,8 @@ from schemas.topics import DAY_MS
 LEASE_GRACE_MS = 30_000
 # Decisions are remembered as long as the ingress topics retain: a redelivered job never resolves anew.
 MEMORY_MS = 2 * DAY_MS
+# How many leases whose time is over one call ends: bounds the call, and whatever is left counts as held.
+SWEEP_MAX = 128
 # What a client is told to wait for where a place is missing.
 RETRY_AFTER_MS = 1_000
 DECISION_BYTES_MAX = 64 << 10
@@ -116,7 +118,7 @@ class Closed:
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """The job holds a lease. `ingress` is the first record's: equal to yours, it is a redelivery, else a resubmission."""
+    """The job holds a lease. `ingress` is the first record's: equal to yours, it is a redelivery."""
 
     decision: Decision
     ingress: Coordinates
@@ -129,7 +131,10 @@ class Granted:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The job id was refused for good, by the record at `ingress`."""
+    """The job id was refused for good, by the record at `ingress`.
+
+    `message` is empty after a rebuild: the audit keeps the reason alone.
+    """
 
     reason: RejectReason
     message: str
@@ -199,7 +204,7 @@ class Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Flagged:
-    """The admitted job will not begin any more; tell the workers of the decision's pool."""
+    """The admitted job will not begin any more; tell the workers of the decision's pool. Equal on repeat."""
 
     decision: Decision
     ingress: Coordinates
