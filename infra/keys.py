@@ -1,0 +1,25 @@
+"""Private keys: one file per role, readable by its owner alone."""
+
+from infra.settings import KeySettings
+from schemas.errors import SwitchyardError
+from schemas.keys import KeyRole
+from schemas.signing import SigningKey
+
+
+class KeyMissing(SwitchyardError):
+    """This process has no private key for what it should sign."""
+
+
+def load_key(settings: KeySettings, role: KeyRole) -> SigningKey:
+    """A role's private key. Raises KeyMissing, also where others may read the file."""
+    path = settings.path(role)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise KeyMissing(f"{path} can be read by others; make it private with: chmod 600 {path}")
+        pem = path.read_bytes()
+    except OSError as error:
+        raise KeyMissing(f"{path} cannot be read; make the keys with: switchyard key init") from error
+    try:
+        return SigningKey.from_pem(settings.key_id(role), role, pem)
+    except ValueError as error:
+        raise KeyMissing(f"{path} holds no Ed25519 private key") from error
