@@ -79,7 +79,7 @@ async def mixed_batch(rig: Rig) -> list[tuple[str, str]]:
     """(answer in a batch of 28 uneven rows over three adapters and the zero adapter, answer alone)."""
     members = [*rig.artifacts[:3], rig.zero]
     await rig.load(*members)
-    rows = [(members[i % 4], " ".join(WORDS[: 1 + i % 13]), 4 + (7 * i) % 30) for i in range(28)]
+    rows = [(members[i % 4], " ".join(WORDS[: 1 + i % 13]), 3 + (7 * i) % 17) for i in range(28)]
     alone = [await rig.alone(*row) for row in rows]
     together = await asyncio.gather(
         *(rig.answer(a, p, max_tokens=n, cache_salt=f"mixed {i}") for i, (a, p, n) in enumerate(rows))
