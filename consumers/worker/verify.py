@@ -7,8 +7,8 @@ from schemas.errors import BadSignature
 from schemas.jobs import Outcome, RequestRouted, Route
 from schemas.keys import KeyRole
 from schemas.record import Coordinates
-from schemas.signing import verify
 from schemas.replies import FailedOutcome
+from schemas.signing import verify
 from schemas.tenants import TenantState
 
 

@@ -6,7 +6,6 @@ the completion map, then works (design section 4.8; facts T2 to T4).
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -15,10 +14,11 @@ from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from infra.kafka import clients
 from infra.kafka.records import Incoming, Outgoing
+from infra.logs import ActionLog
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError
 
-log = logging.getLogger(__name__)
+log = ActionLog("kafka")
 
 TRANSACTION_S = clients.TRANSACTION_MS / 1000
 POLL_RECORDS_MAX = 500
@@ -244,8 +244,11 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         if start > lane.next:
             lane.lost = True
             log.error(
-                "records were deleted before they were read",
-                extra={"action": "lane_isolated", "partition": str(lane.partition), "place": lane.next, "start": start},
+                "lane.isolated",
+                topic=lane.topic,
+                partition=lane.partition.partition,
+                place=lane.next,
+                log_start=start,
             )
 
     def _seek(self, lanes: Iterable[Lane]) -> None:
