@@ -3,8 +3,8 @@
 usage: python scripts/prepare_base.py [DIRECTORY] [--force]
 
 The package carries the model as one 4-bit GGUF file. An adapter needs a base that every engine loads alike, so the
-file is converted once. The same package gives the same bytes, hence the same base digest, on every machine with the same
-library versions. A second run compares hashes and changes nothing.
+file is converted once. The same package gives the same bytes, hence the same base digest, on every machine with the
+same library versions. A second run compares hashes and changes nothing.
 """
 
 import argparse
