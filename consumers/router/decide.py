@@ -1,0 +1,133 @@
+"""Under which digest a job would run, or why it is refused. Pure, and denies by default: no default adapter exists."""
+
+from dataclasses import dataclass
+
+from ledger.answers import Decision
+from ledger.registry import Registry
+from schemas.adapters import AdapterManifest, PoolConfigured
+from schemas.ids import is_alias
+from schemas.jobs import JobClass, JobSubmitted, Limits, RejectReason, tenant_job
+from schemas.record import RECORD_BYTES_MAX, Identity
+from schemas.routing import partition_of
+from schemas.tenants import TenantConfigured, TenantState
+
+# One answer to a name that does not exist, is malformed, is another's, is not approved yet or was revoked.
+UNKNOWN_ALIAS = "this tenant has no such alias"
+# Jobs a pool partition takes at once: one batch in the engine and the next one at hand.
+WINDOW_PER_ROW = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the log says of a job, whatever the job says of itself: the tenant is the topic's."""
+
+    tenant: str
+    job_class: JobClass
+    timestamp_ms: int
+    size_bytes: int
+    # The key that will sign the route.
+    key_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A job that may run, where the ledger has a place for it."""
+
+    decision: Decision
+    concurrency_max: int
+    window_max: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a job may not run, in words for its tenant."""
+
+    reason: RejectReason
+    message: str
+
+
+def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int) -> Candidate | Refusal:
+    """Everything about a job but whether there is a place for it."""
+    tenant = registry.tenants.get(context.tenant)
+    if tenant is None or tenant.state is not TenantState.ACTIVE or context.job_class not in tenant.classes:
+        return _refuse(RejectReason.CLASS_NOT_GRANTED, f"this tenant has no grant for {context.job_class} jobs")
+    if job.tenant is not None and job.tenant != context.tenant:
+        return _refuse(RejectReason.TENANT_MISMATCH, "'tenant' is not the one whose topic this is; leave it out")
+    digest = _digest_of(job.alias, context.tenant, registry)
+    manifest = registry.adapters[digest].manifest if digest is not None else None
+    if digest is None or manifest is None:
+        return _refuse(RejectReason.UNKNOWN_ALIAS, UNKNOWN_ALIAS)
+    if context.size_bytes > RECORD_BYTES_MAX:
+        return _limit(f"the record has {context.size_bytes} bytes; at most {RECORD_BYTES_MAX} are taken")
+    if job.parameters.max_tokens > tenant.tokens_max:
+        return _limit(f"max_tokens is {job.parameters.max_tokens}; this tenant's limit is {tenant.tokens_max}")
+    expires_at_ms = context.timestamp_ms + (job.deadline_ms or _deadline_ms(tenant, context.job_class))
+    if now_ms >= expires_at_ms:
+        return _refuse(RejectReason.DEADLINE_PASSED, "the deadline passed before the job was admitted")
+    pool = _pool_for(manifest, job.parameters.max_tokens, registry)
+    if isinstance(pool, Refusal):
+        return pool
+    partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
+    decision = Decision(
+        identity=Identity(
+            tenant=context.tenant, base=manifest.base, adapter=digest, tokenizer=manifest.tokenizer
+        ),
+        job_class=context.job_class,
+        alias=job.alias,
+        pool=pool.pool,
+        partition=partition,
+        limits=Limits(tokens_max=job.parameters.max_tokens, context_max=pool.context_max),
+        decided_on=dict(registry.positions),
+        expires_at_ms=expires_at_ms,
+        key_id=context.key_id,
+    )  # fmt: skip
+    return Candidate(
+        decision=decision,
+        concurrency_max=tenant.concurrency_max,
+        window_max=window_of(registry, pool.pool, partition),
+    )
+
+
+def window_of(registry: Registry, pool: str, partition: int) -> int:
+    """How many admitted, unfinished jobs a pool's partition takes at once; none without a ready owner."""
+    owner = registry.owner_of(pool, partition)
+    return WINDOW_PER_ROW * owner.rows if owner else 0
+
+
+def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:
+    """The approved adapter behind a tenant's alias. Every way to have none looks the same from outside."""
+    if not is_alias(alias):
+        return None
+    pointed = registry.aliases.get((tenant, alias))
+    if pointed is None or pointed.stable is None or registry.admission_problem(pointed.stable) is not None:
+        return None
+    manifest = registry.adapters[pointed.stable].manifest
+    base = registry.bases.get(manifest.base) if manifest is not None else None
+    if manifest is None or base is None or base.manifest.tokenizer != manifest.tokenizer:
+        return None
+    platforms = manifest.owner is None and base.zero_adapter == pointed.stable
+    return pointed.stable if manifest.owner == tenant or platforms else None
+
+
+def _pool_for(manifest: AdapterManifest, tokens_max: int, registry: Registry) -> PoolConfigured | Refusal:
+    """The smallest pool that suffices. One token at least is the prompt's."""
+    able = [p for p in registry.pools.values() if p.base == manifest.base and p.rank_max >= manifest.rank]
+    if not able:
+        return _refuse(RejectReason.NOT_READY, "no pool of workers serves this adapter yet")
+    enough = [pool for pool in able if pool.context_max > tokens_max]
+    if not enough:
+        longest = max(pool.context_max for pool in able)
+        return _limit(f"max_tokens is {tokens_max}; prompt and answer together have at most {longest} tokens")
+    return min(enough, key=lambda pool: (pool.rank_max, pool.context_max, pool.pool))
+
+
+def _deadline_ms(tenant: TenantConfigured, job_class: JobClass) -> int:
+    return tenant.interactive_deadline_ms if job_class is JobClass.INTERACTIVE else tenant.batch_deadline_ms
+
+
+def _limit(message: str) -> Refusal:
+    return _refuse(RejectReason.LIMIT_EXCEEDED, message)
+
+
+def _refuse(reason: RejectReason, message: str) -> Refusal:
+    return Refusal(reason=reason, message=message)

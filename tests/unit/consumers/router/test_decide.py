@@ -1,0 +1,245 @@
+"""Deny by default: who gets which digest, and in which words everyone else is refused."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from consumers.router.decide import Candidate, Context, Refusal, decide
+from schemas.adapters import AdapterRevoked
+from schemas.jobs import JobClass, JobSubmitted, RejectReason
+from schemas.keys import KeyRevoked, KeyRole
+from schemas.record import RECORD_BYTES_MAX
+from schemas.routing import home_partitions
+from schemas.signing import SigningKey
+from schemas.tenants import TenantState
+from schemas.topics import ADAPTERS, KEYS, TENANTS
+from tests.factories import (
+    Entry,
+    approved,
+    configured,
+    make_base,
+    make_job,
+    make_manifest,
+    make_registry,
+    make_world,
+    pointed,
+    pool_of,
+    ready,
+    submitted,
+    zero_of,
+)
+
+NOW_MS = 1_000_000
+BASE = make_base()
+SUPPORT = make_manifest(BASE.base, BASE.manifest.tokenizer, owner="acme", name="support of acme")
+LEGAL = make_manifest(BASE.base, BASE.manifest.tokenizer, owner="globex", name="legal of globex")
+
+
+def make_context(
+    tenant: str = "acme", job_class: JobClass = JobClass.INTERACTIVE, timestamp_ms: int = NOW_MS, size_bytes: int = 100
+) -> Context:
+    return Context(
+        tenant=tenant, job_class=job_class, timestamp_ms=timestamp_ms, size_bytes=size_bytes, key_id="route-1"
+    )
+
+
+def decided(
+    job: JobSubmitted, more: Sequence[Entry] = (), context: Context | None = None, now_ms: int = NOW_MS
+) -> Candidate | Refusal:
+    """The answer to a job of acme in the usual world and what was appended to it since."""
+    return decide(job, context or make_context(), make_registry([*make_world(), *more]), now_ms)
+
+
+def refused(
+    job: JobSubmitted, more: Sequence[Entry] = (), context: Context | None = None, now_ms: int = NOW_MS
+) -> Refusal:
+    answer = decided(job, more, context, now_ms)
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def granted(
+    job: JobSubmitted, more: Sequence[Entry] = (), context: Context | None = None, now_ms: int = NOW_MS
+) -> Candidate:
+    answer = decided(job, more, context, now_ms)
+    assert isinstance(answer, Candidate)
+    return answer
+
+
+def revoked(digest: str) -> Entry:
+    return ADAPTERS.name, digest, AdapterRevoked(adapter=digest, reason="broken", revoked_by="tests")
+
+
+def test_a_job_runs_under_the_digest_its_tenants_alias_points_at() -> None:
+    decision = granted(make_job(alias="support")).decision
+    assert decision.identity.adapter == SUPPORT.digest
+    assert decision.identity.model_dump() == {
+        "tenant": "acme", "base": BASE.base, "adapter": SUPPORT.digest, "tokenizer": BASE.manifest.tokenizer
+    }  # fmt: skip
+
+
+def test_a_job_for_the_base_runs_under_its_zero_adapter() -> None:
+    assert granted(make_job(alias="base")).decision.identity.adapter == zero_of(BASE).digest
+
+
+UNKNOWN: dict[str, tuple[str, list[Entry]]] = {
+    "no such alias": ("nothing", []),
+    "another tenant's alias": ("legal", [approved(LEGAL), pointed("globex", "legal", LEGAL.digest)]),
+    "an alias of ours that points at another's adapter": (
+        "stolen", [approved(LEGAL), pointed("acme", "stolen", LEGAL.digest)]
+    ),
+    "an adapter that is only submitted": ("new", [submitted(LEGAL), pointed("acme", "new", LEGAL.digest)]),
+    "an adapter nobody has heard of": ("ghost", [pointed("acme", "ghost", f"sha256:{'0' * 64}")]),
+    "a revoked adapter": ("support", [revoked(SUPPORT.digest)]),
+    "an alias that was taken away": ("support", [pointed("acme", "support", None, 2)]),
+    "an adapter signed by another key": (
+        "forged",
+        [
+            approved(
+                make_manifest(BASE.base, BASE.manifest.tokenizer, name="forged"),
+                SigningKey.generate("registry-1", KeyRole.REGISTRY),
+            ),
+            pointed("acme", "forged", make_manifest(BASE.base, BASE.manifest.tokenizer, name="forged").digest),
+        ],
+    ),
+    "a registry key that was revoked": (
+        "support", [(KEYS.name, "registry-1", KeyRevoked(key_id="registry-1", reason="lost"))]
+    ),
+    "a base that is not known": (
+        "other",
+        [
+            approved(make_manifest(f"sha256:{'1' * 64}", BASE.manifest.tokenizer)),
+            pointed("acme", "other", make_manifest(f"sha256:{'1' * 64}", BASE.manifest.tokenizer).digest),
+        ],
+    ),
+    "a zero adapter of no base": (
+        "zero",
+        [
+            approved(make_manifest(BASE.base, BASE.manifest.tokenizer, owner=None, name="not zero")),
+            pointed("acme", "zero", make_manifest(BASE.base, BASE.manifest.tokenizer, None, "not zero").digest),
+        ],
+    ),
+    "a path": ("../support", []),
+    "a URL": ("https://example.org/support", []),
+    "a NUL": ("support\x00", []),
+    "a new line": ("support\n", []),
+    "a percent escape": ("support%2Den", []),
+    "a full-width dot": ("support\uff0een", []),
+    "ten kilobytes": ("a" * 10_240, []),
+    "nothing at all": ("", []),
+    "a digest": (SUPPORT.digest, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_every_way_to_name_no_adapter_is_answered_in_the_same_words(case: str) -> None:
+    alias, more = UNKNOWN[case]
+    assert refused(make_job(alias=alias), more) == refused(make_job(alias="never-heard-of"))
+
+
+def test_a_malformed_alias_is_refused_before_anything_is_looked_up() -> None:
+    registry = make_registry([*make_world(), pointed("acme", "support", SUPPORT.digest)])
+    registry.aliases["acme", "../support"] = registry.aliases["acme", "support"]
+    assert isinstance(decide(make_job(alias="../support"), make_context(), registry, NOW_MS), Refusal)
+
+
+REFUSALS: dict[str, tuple[JobSubmitted, list[Entry], Context, RejectReason]] = {
+    "a tenant nobody configured": (
+        make_job(), [], make_context(tenant="initech"), RejectReason.CLASS_NOT_GRANTED
+    ),
+    "a removed tenant": (
+        make_job(), [configured("acme", state=TenantState.REMOVED)], make_context(), RejectReason.CLASS_NOT_GRANTED
+    ),
+    "a class that is not granted": (
+        make_job(), [configured("acme", classes=(JobClass.BATCH,))], make_context(), RejectReason.CLASS_NOT_GRANTED
+    ),
+    "another tenant's name in the payload": (
+        make_job(tenant="globex"), [], make_context(), RejectReason.TENANT_MISMATCH
+    ),
+    "more tokens than the tenant may": (
+        make_job(tokens_max=65), [configured("acme", tokens_max=64)], make_context(), RejectReason.LIMIT_EXCEEDED
+    ),
+    "more tokens than any pool holds": (
+        make_job(tokens_max=1024), [], make_context(), RejectReason.LIMIT_EXCEEDED
+    ),
+    "a record above the limit": (
+        make_job(), [], make_context(size_bytes=RECORD_BYTES_MAX + 1), RejectReason.LIMIT_EXCEEDED
+    ),
+    "a deadline that passed": (
+        make_job(deadline_ms=5), [], make_context(timestamp_ms=NOW_MS - 5), RejectReason.DEADLINE_PASSED
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_a_tenant_may_not_do_is_refused_with_its_reason(case: str) -> None:
+    job, more, context, reason = REFUSALS[case]
+    assert refused(job, more, context).reason is reason
+
+
+def test_a_payload_that_names_its_own_tenant_is_taken() -> None:
+    assert granted(make_job(tenant="acme")).decision.identity.tenant == "acme"
+
+
+def test_without_a_pool_for_the_base_a_job_may_come_again() -> None:
+    world = [entry for entry in make_world() if entry[0] != "pools"]
+    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is RejectReason.NOT_READY
+
+
+def test_a_job_goes_to_the_smallest_pool_that_suffices() -> None:
+    pools = [pool_of(BASE.base, "small", rank_max=4, context_max=512), pool_of(BASE.base, "tiny", rank_max=2)]
+    assert granted(make_job(tokens_max=100), pools).decision.pool == "small"
+    assert granted(make_job(tokens_max=512), pools).decision.pool == "main"
+
+
+def test_a_pool_of_another_base_takes_nothing() -> None:
+    other = pool_of(make_base("other").base, "aaa", rank_max=4, context_max=512)
+    assert granted(make_job(), [other]).decision.pool == "main"
+
+
+@pytest.mark.parametrize(
+    ("job_class", "deadline_ms"), [(JobClass.INTERACTIVE, 120_000), (JobClass.BATCH, 24 * 3600 * 1000)]
+)
+def test_a_deadline_counts_from_the_brokers_timestamp_with_a_default_per_class(
+    job_class: JobClass, deadline_ms: int
+) -> None:
+    context = make_context(job_class=job_class, timestamp_ms=NOW_MS - 7)
+    assert granted(make_job(), context=context).decision.expires_at_ms == NOW_MS - 7 + deadline_ms
+    assert granted(make_job(deadline_ms=9), context=context).decision.expires_at_ms == NOW_MS + 2
+
+
+def test_the_window_is_twice_the_rows_of_the_ready_owner() -> None:
+    assert granted(make_job()).window_max == 8
+    newer = ready(BASE.base, worker="worker-2", rows=16)
+    assert granted(make_job(), [newer]).window_max == 32
+
+
+def test_without_a_ready_owner_the_window_is_zero() -> None:
+    world = [entry for entry in make_world() if entry[0] != "workers"]
+    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS)
+    assert isinstance(answer, Candidate)
+    assert answer.window_max == 0
+
+
+def test_a_job_goes_to_a_home_partition_of_its_digest_and_always_to_the_same() -> None:
+    wide = make_manifest(BASE.base, BASE.manifest.tokenizer, name="wide", max_replicas=2)
+    more = [approved(wide), pointed("acme", "wide", wide.digest)]
+    jobs = [make_job(alias="wide") for _ in range(40)]
+    partitions = {job.job_id: granted(job, more).decision.partition for job in jobs}
+    assert set(partitions.values()) == set(home_partitions(wide.digest, 4, 2))
+    assert partitions == {job.job_id: granted(job, more).decision.partition for job in jobs}
+
+
+def test_a_decision_says_where_the_view_stood_and_who_will_sign() -> None:
+    registry = make_registry()
+    answer = decide(make_job(), make_context(), registry, NOW_MS)
+    assert isinstance(answer, Candidate)
+    assert answer.decision.decided_on == registry.positions
+    assert answer.decision.decided_on is not registry.positions
+    assert answer.decision.key_id == "route-1"
+
+
+def test_a_later_configuration_of_a_tenant_replaces_the_earlier_one() -> None:
+    assert granted(make_job(), [(TENANTS.name, "acme", configured("acme", concurrency_max=3)[2])]).concurrency_max == 3
