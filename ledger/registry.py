@@ -68,6 +68,8 @@ class Registry:
     pools: dict[str, PoolConfigured] = field(default_factory=dict)
     workers: dict[str, WorkerReady] = field(default_factory=dict)
     published: dict[str, KeyPublished] = field(default_factory=dict)
+    # A signature is checked once for as long as neither adapters nor keys change: it costs more than the decision.
+    _verdicts: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def apply(self, topic: str, offset: int, content: bytes | None) -> Record:
         """Fold one record. Raises InvalidRecord: a record topic that does not parse stops the process."""
@@ -94,6 +96,11 @@ class Registry:
 
     def admission_problem(self, digest: str) -> str | None:
         """Why this adapter may not be served, or None: approved by the registry's key, not revoked."""
+        if digest not in self._verdicts and digest in self.adapters:
+            self._verdicts[digest] = self._judge(digest)
+        return self._verdicts.get(digest, "adapter_not_approved")
+
+    def _judge(self, digest: str) -> str | None:
         entry = self.adapters.get(digest)
         if entry is None or entry.approved is None:
             return "adapter_not_approved"
@@ -111,6 +118,7 @@ class Registry:
         return None
 
     def _fold(self, record: Record) -> None:
+        self._verdicts.clear()
         match record:
             case BaseAdded():
                 self.bases[record.base] = record
