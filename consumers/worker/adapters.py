@@ -1,8 +1,9 @@
 """Residency at work: fetch, check, load, evict, and take a revoked adapter out of the engine for good."""
 
 import asyncio
+import contextlib
 
-from consumers.engines.protocol import Artifact, LoadFailed
+from consumers.engines.protocol import AdapterInUse, Artifact, LoadFailed
 from consumers.worker.doors import Doors
 from consumers.worker.residency import victim
 from infra.artifacts import ArtifactBroken, fetch_artifact
@@ -82,7 +83,8 @@ class Adapters:
     async def close(self) -> None:
         """Put the end of every residency into the audit; the engine is about to stop."""
         for digest in sorted(self._doors.engine.resident()):
-            await self.evict(digest, EvictReason.SHUTDOWN)
+            with contextlib.suppress(AdapterInUse):
+                await self.evict(digest, EvictReason.SHUTDOWN)
 
     def is_quarantined(self, digest: str) -> bool:
         return digest in self._quarantined

@@ -198,8 +198,8 @@ class Worker:
         except HandedOver:
             self._put_back(run)
         except LaneLost:
-            run.lane.lost = True
             self.lanes.let_go(run.entry)
+            await self.lanes_lost([run.lane])
         except EngineDead:
             await self._hand_all_over()
             raise
