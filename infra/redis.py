@@ -29,4 +29,4 @@ def connect(settings: RedisSettings) -> Redis:
         retry_on_timeout=False,
         retry_on_error=[],
     )
-    return Redis(connection_pool=pool)
+    return Redis.from_pool(pool)

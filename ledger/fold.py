@@ -1,0 +1,95 @@
+"""The log folded into rows: what the ledger must hold. Order and repetition of records do not matter."""
+
+from dataclasses import dataclass, field, replace
+
+from ledger.answers import MEMORY_MS
+from ledger.keys import member_of
+from ledger.rows import Kind, Row
+from schemas.audit import Admitted, CancelRequested, Rejected, Started
+from schemas.jobs import DEADLINE_MS_MAX, RejectReason
+from schemas.metering import UsageRecorded
+from schemas.record import Record
+
+# Usage of a job whose row is still remembered may be this much younger than its admission.
+WINDOW_MS = MEMORY_MS + DEADLINE_MS_MAX + 3600 * 1000
+# Answers that leave the row which was there before as it is.
+_NO_ROW = frozenset({RejectReason.JOB_ID_REUSED, RejectReason.CANCELLED, RejectReason.CAPACITY, RejectReason.NOT_READY})
+
+
+@dataclass
+class LogFold:
+    """Reads Admitted, Started, CancelRequested, Rejected and UsageRecorded; skips every other record."""
+
+    epoch_max: int = 0
+    _admitted: dict[str, tuple[Admitted, int]] = field(default_factory=dict)
+    _started: dict[str, list[tuple[int, Started]]] = field(default_factory=dict)
+    _cancelled_ms: dict[str, int] = field(default_factory=dict)
+    _rejected: dict[str, tuple[Rejected, int]] = field(default_factory=dict)
+    _used: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def apply(self, record: Record, timestamp_ms: int) -> None:
+        """Take one record, with the time its broker gave it."""
+        match record:
+            case Admitted():
+                self.epoch_max = max(self.epoch_max, record.ledger_epoch)
+                self._admit(member_of(record.identity.tenant, record.job_id), record, timestamp_ms)
+            case Started():
+                member = member_of(record.identity.tenant, record.job_id)
+                self._started.setdefault(member, []).append((timestamp_ms, record))
+            case CancelRequested():
+                _earliest(self._cancelled_ms, member_of(record.tenant, record.job_id), timestamp_ms)
+            case Rejected(job_id=str(job_id), body_hash=str()) if record.reason not in _NO_ROW:
+                member = member_of(record.tenant, job_id)
+                if member not in self._rejected or timestamp_ms < self._rejected[member][1]:
+                    self._rejected[member] = (record, timestamp_ms)
+            case UsageRecorded():
+                self.epoch_max = max(self.epoch_max, record.ledger_epoch)
+                member = member_of(record.identity.tenant, record.job_id)
+                _earliest(self._used.setdefault(member, {}), str(record.ingress), timestamp_ms)
+
+    def rows(self, now_us: int) -> dict[str, Row]:
+        """Every row that is remembered at this time."""
+        found: dict[str, Row] = {
+            member: Row(kind=Kind.CANCELLED, forget_ms=at_ms + MEMORY_MS)
+            for member, at_ms in self._cancelled_ms.items()
+        }
+        found |= {member: _refused(*rejected) for member, rejected in self._rejected.items()}
+        for member, places in self._used.items():
+            ingress, at_ms = max(places.items(), key=lambda place: place[1])
+            found[member] = Row(kind=Kind.SETTLED, ingress=ingress, forget_ms=at_ms + MEMORY_MS)
+        found |= {member: self._row(member, now_us) for member in self._admitted}
+        return {member: row for member, row in found.items() if row.forget_ms * 1000 > now_us}
+
+    def _admit(self, member: str, record: Admitted, timestamp_ms: int) -> None:
+        known, first_ms = self._admitted.get(member, (None, timestamp_ms))
+        if known is None or record.admitted_at_us > known.admitted_at_us:
+            # A later life of the job id; a redelivered job's record is the same life.
+            self._admitted[member] = (record, timestamp_ms)
+        elif record.admitted_at_us == known.admitted_at_us:
+            self._admitted[member] = (known, min(first_ms, timestamp_ms))
+
+    def _row(self, member: str, now_us: int) -> Row:
+        record, first_ms = self._admitted[member]
+        row = Row.of_record(record)
+        if row.ingress in self._used.get(member, {}):
+            return row.settled()
+        row = replace(row, held=row.lease_us > now_us, cancelled=member in self._cancelled_ms, restored=True)
+        started = [item for at_ms, item in self._started.get(member, []) if at_ms >= first_ms]
+        if not started:
+            return row
+        last = max(started, key=lambda item: item.attempt)
+        return replace(row, attempt=last.attempt, running=True, request=str(last.request), fence=last.fence)
+
+
+def _earliest(times: dict[str, int], name: str, at_ms: int) -> None:
+    times[name] = min(at_ms, times.get(name, at_ms))
+
+
+def _refused(record: Rejected, at_ms: int) -> Row:
+    return Row(
+        kind=Kind.REFUSED,
+        body=record.body_hash or "",
+        ingress=str(record.ingress),
+        reason=record.reason.value,
+        forget_ms=at_ms + MEMORY_MS,
+    )

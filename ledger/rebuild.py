@@ -1,0 +1,214 @@
+"""The ledger made anew from the log, and compared with it. `python -m ledger.rebuild` is what a launcher runs.
+
+Closed, epoch raised, folded up to the ends of the log as they stood after that, restored, opened: a router that was
+granted a lease before the raise has either appended it within those ends, or its job is adopted from its route.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from infra.kafka.tail import end_offsets, offset_at, read_range
+from infra.redis import connect
+from infra.settings import KafkaSettings, RedisSettings, read
+from ledger import keys
+from ledger.fold import WINDOW_MS, LogFold
+from ledger.functions.calls import call, load, row_arguments
+from ledger.rows import Row
+from ledger.store import Ledger
+from schemas.audit import AUDIT_RECORDS
+from schemas.errors import InvalidRecord, SwitchyardError
+from schemas.record import decode_one_of
+from schemas.topics import AUDIT, METERING
+
+# One call holds Redis up for as long as it takes to write these.
+RESTORE_ROWS_MAX = 200
+CLEAR_KEYS_MAX = 1_000
+# Only an epoch that is in the log and in no ledger raises it once more.
+RAISES_MAX = 3
+# A row this near its end may be forgotten between two looks.
+FORGET_SLACK_MS = 60_000
+
+
+class RebuildOvertaken(SwitchyardError):
+    """Another rebuild began, or Redis was started anew; that one opens the ledger, or none does."""
+
+
+class UnreadableAudit(SwitchyardError):
+    """The audit holds a record that cannot be read, so that the ledger stays closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """What a rebuild did."""
+
+    epoch: int
+    records: int
+    rows: int
+    leases: int
+
+
+class Log:
+    """Reads what the fold needs, from as far back as any row is remembered; each `read_on` goes on where it stopped."""
+
+    def __init__(self, settings: KafkaSettings, now_us: int) -> None:
+        self._settings = settings
+        self._since_ms = max(0, now_us // 1000 - WINDOW_MS)
+        self._next: dict[tuple[str, int], int] = {}
+        self.records = 0
+
+    async def read_on(self, fold: LogFold) -> None:
+        for topic in (AUDIT.name, METERING.name):
+            ends = await end_offsets(self._settings, topic)
+            await asyncio.gather(*(self._read(fold, topic, partition, end) for partition, end in ends.items()))
+
+    async def _read(self, fold: LogFold, topic: str, partition: int, end: int) -> None:
+        start = self._next.get((topic, partition))
+        if start is None and end > 0:
+            start = await offset_at(self._settings, topic, partition, self._since_ms)
+        self._next[(topic, partition)] = end
+        if start is None or start >= end:
+            return
+        async for record in read_range(self._settings, topic, partition, start, end):
+            self.records += 1
+            try:
+                kinds = AUDIT_RECORDS if topic == AUDIT.name else METERING.records
+                fold.apply(decode_one_of(kinds, record.value), record.timestamp_ms)
+            except InvalidRecord as error:
+                # The settler dead-letters such usage; its lease ends by time.
+                if topic == AUDIT.name:
+                    raise UnreadableAudit(f"{record.coordinates}: {error}") from error
+
+
+class Gate:
+    """The ledger from the operator's side: closing, filling and opening it."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def load(self) -> None:
+        await load(self._redis)
+
+    async def raise_epoch(self, floor: int = 0) -> int:
+        """Close the ledger under a new epoch above `floor`."""
+        return int((await call(self._redis, "raise", "", floor))[2])
+
+    async def clear(self, epoch: int) -> None:
+        cursor = b"0"
+        for step in itertools.count():
+            if step and cursor == b"0":
+                return
+            cursor = _expected(await call(self._redis, "clear", "", epoch, cursor, CLEAR_KEYS_MAX))[2]
+
+    async def restore(self, epoch: int, rows: dict[str, Row]) -> None:
+        for batch in _batches(rows):
+            flat = [argument for member, row in batch for argument in row_arguments(member, row)]
+            _expected(await call(self._redis, "restore", "", epoch, *flat))
+
+    async def open(self, epoch: int) -> None:
+        _expected(await call(self._redis, "open", "", epoch))
+
+    async def now_us(self) -> int:
+        """The ledger's own clock, which every row's times come from."""
+        return int((await call(self._redis, "status", "", 0))[5])
+
+    async def rows(self) -> dict[str, Row]:
+        """Every row as it is stored."""
+        found: dict[str, Row] = {}
+        async for key in self._redis.scan_iter(match=keys.JOB_PREFIX + "*", count=CLEAR_KEYS_MAX):
+            stored = await self._redis.hgetall(key)
+            if stored:
+                texts = {_text(name): _text(value) for name, value in stored.items()}
+                found[_text(key).removeprefix(keys.JOB_PREFIX)] = Row.of_stored(texts)
+        return found
+
+
+async def rebuild(kafka: KafkaSettings, redis: Redis) -> Rebuilt:
+    """Close, raise, fold, restore, open. Whatever it raises leaves the ledger closed."""
+    gate, fold = Gate(redis), LogFold()
+    await gate.load()
+    epoch = await gate.raise_epoch()
+    log = Log(kafka, await gate.now_us())
+    for _ in range(RAISES_MAX):
+        await log.read_on(fold)
+        if fold.epoch_max < epoch:
+            break
+        epoch = await gate.raise_epoch(fold.epoch_max)
+    else:
+        raise RebuildOvertaken
+    rows = fold.rows(await gate.now_us())
+    await gate.clear(epoch)
+    await gate.restore(epoch, rows)
+    await gate.open(epoch)
+    held = sum(row.held for row in rows.values())
+    return Rebuilt(epoch=epoch, records=log.records, rows=len(rows), leases=held)
+
+
+async def check(kafka: KafkaSettings, redis: Redis) -> list[str]:
+    """What differs between the ledger and the log, one sentence each. Only means something while nothing moves."""
+    gate, fold = Gate(redis), LogFold()
+    status = await Ledger(redis).status()
+    if not status.open:
+        return ["the ledger is closed"]
+    await Log(kafka, await gate.now_us()).read_on(fold)
+    live, now_us = await gate.rows(), await gate.now_us()
+    found = differences(live, fold.rows(now_us), now_us)
+    held = {member: row for member, row in live.items() if row.held}
+    for name, counted, derived in (
+        ("tenants", status.tenants, Counter(member.partition("/")[0] for member in held)),
+        ("windows", status.windows, Counter(row.window for row in held.values())),
+        ("references", status.references, Counter(row.digest for row in held.values())),
+    ):
+        if counted != dict(derived):
+            found.append(f"{name}: {counted} is counted, the rows hold {dict(derived)}")
+    return found
+
+
+def differences(live: dict[str, Row], folded: dict[str, Row], now_us: int) -> list[str]:
+    """One sentence for each job that the ledger holds otherwise than the log."""
+    found = []
+    for member in sorted(live.keys() | folded.keys()):
+        row, expected = live.get(member), folded.get(member)
+        if row is None and expected is not None and expected.forget_ms < now_us // 1000 + FORGET_SLACK_MS:
+            continue
+        ledger = row.at_rest(now_us).stored() if row else {}
+        log = expected.at_rest(now_us).stored() if expected else {}
+        names = sorted(name for name in ledger.keys() | log.keys() if ledger.get(name) != log.get(name))
+        if names:
+            said = ", ".join(f"{name} is {ledger.get(name)!r}, the log says {log.get(name)!r}" for name in names)
+            found.append(f"job {member}: {said}")
+    return found
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _expected(answer: list[bytes]) -> list[bytes]:
+    if answer[0] == b"closed":
+        raise RebuildOvertaken
+    return answer
+
+
+def _batches(rows: dict[str, Row]) -> Iterator[list[tuple[str, Row]]]:
+    items = iter(rows.items())
+    while batch := list(itertools.islice(items, RESTORE_ROWS_MAX)):
+        yield batch
+
+
+async def main() -> None:
+    """Rebuild with the settings of the environment, as a launcher does before it starts a router."""
+    redis = connect(read(RedisSettings))
+    try:
+        done = await rebuild(read(KafkaSettings), redis)
+    finally:
+        await redis.aclose()
+    print(f"ledger open: epoch {done.epoch}, {done.leases} leases, {done.rows} jobs from {done.records} records")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
