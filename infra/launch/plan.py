@@ -33,6 +33,7 @@ class ProcessSpec:
     env: dict[str, str] = field(default_factory=dict, repr=False)
     folder: Path
     ready: PortOpens | SaysReady
+    awaited: bool = True
     ready_seconds_max: float = READY_SECONDS_MAX
     stop_seconds_max: float = STOP_SECONDS_MAX
 
@@ -56,5 +57,7 @@ class StackOptions:
     workers: int = 0
     engine: EngineSettings = field(default_factory=EngineSettings)
     pools: tuple[str, ...] = ("main",)
+    # False: go on while engines start, because a new stack has no base model for them yet.
+    engines_awaited: bool = True
     # False: stop at once and do not care for the data, as after a test.
     orderly: bool = True

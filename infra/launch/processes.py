@@ -4,6 +4,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +48,10 @@ def platform_plan(stack: StackFile, options: StackOptions) -> Plan:
     engines += [(f"worker-{number}", "worker") for number in range(1, options.workers + 1)]
     return (
         tuple(process_spec(stack, name, name) for name in control),
-        tuple(engine_spec(stack, name, role, options.engine, options.pools[0]) for name, role in engines),
+        tuple(
+            replace(engine_spec(stack, name, role, options.engine, options.pools[0]), awaited=options.engines_awaited)
+            for name, role in engines
+        ),
     )
 
 
@@ -77,11 +81,4 @@ def engine_spec(stack: StackFile, name: str, role: str, engine: EngineSettings, 
     """A worker or a gate: a process that owns an engine, which takes its time to become ready."""
     extra = {**ENGINE_ENVIRONMENT, **engine.environment(), **PoolSettings(name=pool).environment()}
     spec = process_spec(stack, name, role, extra)
-    return ProcessSpec(
-        name=name,
-        argv=spec.argv,
-        env=spec.env,
-        folder=spec.folder,
-        ready=spec.ready,
-        ready_seconds_max=ENGINE_READY_SECONDS_MAX,
-    )
+    return replace(spec, ready_seconds_max=ENGINE_READY_SECONDS_MAX)

@@ -1,5 +1,6 @@
 """A whole stack: Kafka and Redis, provisioned, and Switchyard's processes on them."""
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from infra.launch.kafka_native import kafka_spec
 from infra.launch.plan import Plan, ProcessSpec, StackOptions
 from infra.launch.processes import REPOSITORY, engine_spec, free_port, platform_plan, process_spec
 from infra.launch.redis_native import LEDGER_ROLES, redis_spec
-from infra.launch.start import Launcher, Process
+from infra.launch.start import Launcher, Process, StartFailed
 from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, add_tenant_to, new_password
 from infra.settings import (
     EngineSettings,
@@ -93,6 +94,17 @@ class Stack:
         self.file.save()
         return process
 
+    def ended(self) -> dict[str, int]:
+        """Processes that ended by themselves, with their exit codes."""
+        codes = {name: process.exit_code() for name, process in self.processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def restart(self, name: str) -> Process:
+        """Start an ended process again as it was, without waiting for it."""
+        process = self._launcher.start(self.processes[name].spec)
+        self.file.save()
+        return process
+
     def start_plan(self, plan: Plan, say: Callable[[str], None]) -> None:
         for stage in plan:
             self._launcher.start_stage(stage, say)
@@ -108,23 +120,39 @@ def running_stack(
     The data in `options.home` stays, and a later stack there goes on with it. Use it from a thread that outlives the
     stack: its processes die with that thread.
     """
-    file = _stack_file(options.home, supervisor)
-    with Launcher(options.home, orderly=options.orderly) as launcher:
+    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _sole_owner(options.home):
         try:
-            launcher.start_stage(_backing(file), say)
-            _provision(file, options)
-            say("topics, users and rights are in place")
-            file.save()
-            stack = Stack(file, launcher, options)
-            stack.start_plan(platform_plan(file, options), say)
-            yield stack
+            with Launcher(options.home, orderly=options.orderly) as launcher:
+                yield _start(launcher, options, say, supervisor)
         finally:
             _forget_processes(options.home)
 
 
+def _start(launcher: Launcher, options: StackOptions, say: Callable[[str], None], supervisor: int | None) -> Stack:
+    file = _stack_file(options.home, supervisor)
+    launcher.start_stage(_backing(file), say)
+    _provision(file, options)
+    say("topics, users and rights are in place")
+    file.save()
+    stack = Stack(file, launcher, options)
+    stack.start_plan(platform_plan(file, options), say)
+    return stack
+
+
+@contextmanager
+def _sole_owner(home: Path) -> Iterator[None]:
+    """Raises StartFailed when another launcher owns this home. The lock ends with the process, however that ends."""
+    with (home / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartFailed(f"a stack already runs in {home}") from error
+        yield
+
+
 def _stack_file(home: Path, supervisor: int | None) -> StackFile:
     """The description of the stack to start; ports and passwords are those of the last time, where there was one."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     kafka_port, _, redis_port = _ports(home)
     former = StackFile.load(home) if (home / "stack.json").exists() else None
     services = ("admin", "broker", "controller", *sorted(EVERY_SERVICE))

@@ -133,9 +133,12 @@ class Launcher:
         return process
 
     def start_stage(self, specs: tuple[ProcessSpec, ...], say: Callable[[str], None]) -> None:
-        """Start processes together and wait until all are ready."""
+        """Start processes together and wait until all that are awaited are ready."""
         started = [self.start(spec) for spec in specs]
         for process in started:
+            if not process.spec.awaited:
+                say(f"{process.spec.name} is starting")
+                continue
             process.wait_ready()
             say(f"{process.spec.name} is ready")
 
