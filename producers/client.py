@@ -143,8 +143,12 @@ class JobClient:
         return job
 
     async def cancel(self, job_id: str) -> None:
-        """Take a job of this tenant back, whoever submitted it."""
-        await self._publisher.publish(CANCEL.of(self.tenant), job_id, JobCancelled(job_id=job_id))
+        """Take a job of this tenant back, whoever submitted it. Raises InvalidRecord."""
+        try:
+            record = JobCancelled(job_id=job_id)
+        except ValidationError as error:
+            raise InvalidRecord(describe(error)) from error
+        await self._publisher.publish(CANCEL.of(self.tenant), job_id, record)
 
     async def _append(self, job: Job) -> None:
         topic = TOPIC_OF_CLASS[job.job_class].of(self.tenant)
