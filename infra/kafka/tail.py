@@ -1,7 +1,7 @@
 """Reading without a group: views that follow whole topics, and bounded replays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -24,16 +24,26 @@ class ReadStalled(SwitchyardError):
 
 
 class Tail:
-    """Follows whole topics from their beginning (or their end) and hands every record to `apply`, in order."""
+    """Follows whole topics and hands every record to `apply`, in order.
+
+    It begins at their beginning, or with `from_end` at their end; `places` names other offsets, by topic and partition.
+    """
 
     def __init__(
-        self, settings: KafkaSettings, topics: Iterable[str], apply: Apply, clock: Clock, from_end: bool = False
+        self,
+        settings: KafkaSettings,
+        topics: Iterable[str],
+        apply: Apply,
+        clock: Clock,
+        from_end: bool = False,
+        places: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         self._consumer = clients.make_consumer(settings)
         self._topics = tuple(topics)
         self._apply = apply
         self._clock = clock
         self._from_end = from_end
+        self._places = places or {}
         self._stopping = False
         self._changed = asyncio.Condition()
 
@@ -47,6 +57,10 @@ class Tail:
                 self._consumer.seek(partition, end)
             return
         await self._consumer.seek_to_beginning(*partitions)
+        for partition in partitions:
+            place = self._places.get((partition.topic, partition.partition))
+            if place is not None:
+                self._consumer.seek(partition, place)
         # A position, not the last record's offset: markers of transactions leave gaps (facts 6.6).
         while not await self._reached(ends):
             await self._poll()
