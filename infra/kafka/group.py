@@ -36,6 +36,8 @@ class Lane:
         self.fence = fence
         self.committed = 0
         self.metadata = ""
+        # Where the partition ended when this lane was opened: a former owner may have worked on what lies before.
+        self.opened_end = 0
         # The next offset to hand out; where the consumer is sought to after a rebalance.
         self.next = 0
         self.lost = False
@@ -119,7 +121,8 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         self._consumer.subscribe(topics=sorted(topics), listener=self)
 
     async def poll(self, timeout_ms: int, records_max: int = POLL_RECORDS_MAX) -> Mapping[Lane, list[Incoming]]:
-        """Records by lane, in order. Call it often, also while every lane is paused: it is how the group lives.
+        """At most so many records of each lane, in order. Call it often, also while every lane is paused: it is how
+        the group lives.
 
         Never cancel it: a cancelled poll leaves aiokafka's bookkeeping wrong for ever.
         """
@@ -127,6 +130,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
             raise self._failure
         before = self._assignment
         polled = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=records_max)
+        await self._poll_others(polled, records_max)
         if not self._gate_open or before != self._assignment:
             self._seek(self.lanes.values())
             return {}
@@ -139,6 +143,15 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
             lane.next = records[-1].offset + 1
             found[lane] = [incoming(record) for record in records]
         return found
+
+    async def _poll_others(self, polled: dict[TopicPartition, list[object]], records_max: int) -> None:
+        """aiokafka hands out the fullest partition's records first: ask for the others' until none has any at hand,
+        so that a flood on one costs the others nothing."""
+        found = sum(len(records) for records in polled.values())
+        while found >= records_max and (others := self.lanes.keys() - polled.keys()):
+            more = await self._consumer.getmany(*others, max_records=records_max)
+            polled.update(more)
+            found = sum(len(records) for records in more.values())
 
     def pause(self, lane: Lane) -> None:
         """Leave a lane's records where they are; polls go on."""
@@ -227,6 +240,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         else:
             lane.committed = await self._log_start(partition)
         lane.next = lane.committed
+        lane.opened_end = await self._log_end(partition)
         await self._check_continuity(lane, lane.next, opening=True)
         return lane
 
@@ -234,6 +248,10 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         found = await clients.within(
             clients.START_S, "reading the log start", self._consumer.beginning_offsets([partition])
         )
+        return int(found[partition])
+
+    async def _log_end(self, partition: TopicPartition) -> int:
+        found = await clients.within(clients.START_S, "reading the log end", self._consumer.end_offsets([partition]))
         return int(found[partition])
 
     async def _check_continuity(self, lane: Lane, offset: int, opening: bool = False) -> None:
