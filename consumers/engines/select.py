@@ -9,6 +9,7 @@ from consumers.engines.fake import FakeEngine
 from consumers.engines.protocol import Device, Engine, EngineBuild, EngineDead, EngineKind, EngineSettings
 from consumers.engines.thread import ThreadBackend
 from consumers.engines.vllm import VllmCore
+from consumers.engines.vllm_async import AsyncVllmBackend
 
 BUILDS = Path(__file__).with_name("builds.json")
 
@@ -26,6 +27,18 @@ def build_id(kind: EngineKind, device: Device) -> str:
     return " ".join(
         [*(f"{name} {found}" for package in (*engine, "torch") for name, found in [_found(package)]), device]
     )
+
+
+def engine_environment() -> dict[str, str]:
+    """What the libraries read only from the environment. The process applies it (infra) before it starts an engine."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Without it vLLM does not notice NaN at all.
+        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+    }
 
 
 def describe(kind: EngineKind, settings: EngineSettings) -> EngineBuild:
@@ -47,7 +60,12 @@ def make_engine(kind: EngineKind, settings: EngineSettings) -> Engine:
     build = describe(kind, settings)
     if kind == "fake":
         return FakeEngine(build, settings)
-    return SlotEngine(ThreadBackend(VllmCore(settings)), build, settings)
+    if kind == "peft":
+        from consumers.engines.peft import PeftCore
+
+        return SlotEngine(ThreadBackend(PeftCore(settings)), build, settings)
+    backend = AsyncVllmBackend(settings) if kind == "vllm-async" else ThreadBackend(VllmCore(settings))
+    return SlotEngine(backend, build, settings)
 
 
 def _found(package: str) -> tuple[str, str]:

@@ -26,18 +26,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def engine_environment() -> dict[str, str]:
-    """What vLLM reads only from the environment. The process applies it before the first import of vLLM."""
-    return {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        # Without it vLLM does not notice NaN at all.
-        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-    }
-
-
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Arguments of vLLM's `EngineArgs`; nothing is left to a default that could matter."""
     return {

@@ -12,8 +12,7 @@ import pytest_asyncio
 from consumers.engines.engine import SlotEngine
 from consumers.engines.fake import FakeEngine, Faults, marker, token_id
 from consumers.engines.protocol import Artifact, EngineKind, EngineSettings
-from consumers.engines.select import describe, make_engine
-from consumers.engines.vllm import engine_environment
+from consumers.engines.select import describe, engine_environment, make_engine
 from tests.contracts.engine_suite import CONTEXT_MAX, ROWS, SLOTS, EngineContract, Rig
 
 MARKERS = tuple(f"<m{index}>" for index in range(SLOTS + 2))
@@ -122,3 +121,17 @@ class TestVllm(EngineContract):
 
     pytestmark = REAL
     kind: EngineKind = "vllm"
+
+
+class TestPeft(EngineContract):
+    """Transformers and PEFT."""
+
+    pytestmark = REAL
+    kind: EngineKind = "peft"
+
+
+class TestVllmAsync(EngineContract):
+    """vLLM in its own processes."""
+
+    pytestmark = [*REAL, pytest.mark.slow]
+    kind: EngineKind = "vllm-async"
