@@ -1,6 +1,9 @@
-"""Files that no other user may read, and that are never seen half written."""
+"""Files that no other user may read, that are never seen half written, and that one program changes at a time."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,3 +17,11 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+@contextmanager
+def exclusively(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file. It ends with the process, however that ends. Raises BlockingIOError when not to wait."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

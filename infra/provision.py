@@ -188,9 +188,7 @@ class Provisioner:
 def add_tenant_to(stack: StackFile, tenant: str) -> StackFile:
     """A tenant on a running stack; its password is kept in the stack's file. May be repeated."""
     password = Provisioner(stack.kafka("admin")).add_tenant(tenant, stack.kafka_users.get(parse_new_tenant(tenant)))
-    changed = stack.with_user(tenant, password)
-    changed.save()
-    return changed
+    return StackFile.change(stack.home, lambda file: file.with_user(tenant, password))
 
 
 def new_password() -> str:

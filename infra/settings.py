@@ -5,13 +5,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra.files import write_private
+from infra.files import exclusively, write_private
 from schemas.errors import SwitchyardError
 from schemas.keys import KeyRole
 
@@ -189,11 +189,19 @@ class StackFile(BaseModel):
             raise BadSettings(f"this stack has no Redis user {role!r}")
         return RedisSettings(url=self.redis_url, username=role, password=self.redis_users[role])
 
-    def with_user(self, name: str, password: str) -> Self:
-        return self.model_copy(update={"kafka_users": {**self.kafka_users, name: password}})
-
     def save(self) -> None:
         write_private(self.home / "stack.json", self.model_dump_json(indent=1).encode())
+
+    @classmethod
+    def change(cls, home: Path, change: Callable[[Self], Self]) -> Self:
+        """Load, change and save, while no other program does. Raises as `load`."""
+        with exclusively(home / "stack.lock"):
+            changed = change(cls.load(home))
+            changed.save()
+        return changed
+
+    def with_user(self, name: str, password: str) -> Self:
+        return self.model_copy(update={"kafka_users": {**self.kafka_users, name: password}})
 
     @classmethod
     def load(cls, home: Path) -> Self:

@@ -1,16 +1,15 @@
 """A whole stack: Kafka and Redis, provisioned, and Switchyard's processes on them."""
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Producer
 
 from infra.clock import SystemClock
-from infra.files import write_private
+from infra.files import exclusively, write_private
 from infra.kafka.records import Stamp
 from infra.launch.kafka_native import kafka_spec
 from infra.launch.plan import Plan, ProcessSpec, StackOptions
@@ -51,9 +50,7 @@ class Stack:
     @property
     def file(self) -> StackFile:
         """As it is now: tenants added by other programs are in the file on disk, processes are known here."""
-        kept = StackFile.load(self._file.home)
-        running = {name: process.running for name, process in self._launcher.processes.items()}
-        return kept.model_copy(update={"processes": running, "supervisor": self._file.supervisor})
+        return self._with_processes(StackFile.load(self._file.home))
 
     @property
     def objects_dir(self) -> Path:
@@ -80,7 +77,7 @@ class Stack:
         """Start one more process of Switchyard, a router or a settler, and wait until it is ready."""
         process = self._launcher.start(process_spec(self._file, name, role, env))
         process.wait_ready()
-        self.file.save()
+        self._save()
         return process
 
     def start_engine(
@@ -91,7 +88,7 @@ class Stack:
         spec = engine_spec(self._file, name, role, chosen, pool or self._options.pools[0])
         process = self._launcher.start(spec)
         process.wait_ready()
-        self.file.save()
+        self._save()
         return process
 
     def ended(self) -> dict[str, int]:
@@ -102,13 +99,20 @@ class Stack:
     def restart(self, name: str) -> Process:
         """Start an ended process again as it was, without waiting for it."""
         process = self._launcher.start(self.processes[name].spec)
-        self.file.save()
+        self._save()
         return process
 
     def start_plan(self, plan: Plan, say: Callable[[str], None]) -> None:
         for stage in plan:
             self._launcher.start_stage(stage, say)
-        self.file.save()
+        self._save()
+
+    def _save(self) -> None:
+        StackFile.change(self._file.home, self._with_processes)
+
+    def _with_processes(self, file: StackFile) -> StackFile:
+        running = {name: process.running for name, process in self._launcher.processes.items()}
+        return file.model_copy(update={"processes": running, "supervisor": self._file.supervisor})
 
 
 @contextmanager
@@ -142,10 +146,10 @@ def _start(launcher: Launcher, options: StackOptions, say: Callable[[str], None]
 
 @contextmanager
 def _sole_owner(home: Path) -> Iterator[None]:
-    """Raises StartFailed when another launcher owns this home. The lock ends with the process, however that ends."""
-    with (home / "lock").open("w") as file:
+    """Raises StartFailed when another launcher owns this home."""
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(exclusively(home / "lock", wait=False))
         except BlockingIOError as error:
             raise StartFailed(f"a stack already runs in {home}") from error
         yield
@@ -220,6 +224,6 @@ def make_key(operator: KafkaSettings, keys: KeySettings, role: KeyRole) -> None:
 def _forget_processes(home: Path) -> None:
     """What stays in the file of a stopped stack are its users, for the next start."""
     try:
-        StackFile.load(home).model_copy(update={"processes": {}, "supervisor": None}).save()
+        StackFile.change(home, lambda file: file.model_copy(update={"processes": {}, "supervisor": None}))
     except SwitchyardError:
         return
