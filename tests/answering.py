@@ -98,6 +98,8 @@ class Answering:
     stack: Stack
     tenant: str
     script: Script = echo
+    # Between two answers, so that a test can interrupt in the midst of many.
+    pause_s: float = 0
     asked: list[Asked] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
@@ -146,3 +148,4 @@ class Answering:
     async def _answer(self) -> None:
         while True:
             await self.say(*await self._due.get())
+            await asyncio.sleep(self.pause_s)
