@@ -80,8 +80,9 @@ def test_a_cold_digest_gets_its_turn_while_hot_ones_never_run_dry() -> None:
     scheduler.add(entry(cold, queued_at=0.5))
     for step in range(100):
         now = step / 10
-        while scheduler.queued_count < 20:
-            scheduler.add(entry(DIGESTS[scheduler.queued_count % 2], queued_at=now))
+        for hot in DIGESTS[:2]:
+            while sum(e.digest == hot for e in scheduler.queued) < 2:
+                scheduler.add(entry(hot, queued_at=now))
         if any(e.digest == cold for e in start(scheduler, now, resident)):
             waited = now
             break
