@@ -1,0 +1,1 @@
+"""The audit: what happened under one digest, replayed from the log, and whether anything is missing."""
