@@ -42,13 +42,13 @@ from ledger.answers import (
     TakenBack,
     Unknown,
 )  # fmt: skip
-from ledger.functions.calls import STATUS_SWEEP_MAX, LedgerUnavailable, call, row_arguments
+from ledger.functions.calls import STATUS_SWEEP_MAX, LedgerUnavailable, LedgerUnreachable, call, row_arguments
 from ledger.rows import Row
 from schemas.ids import Digest, JobId, TenantId
 from schemas.jobs import JobClass, RejectReason, Route
 from schemas.record import Coordinates
 
-__all__ = ["Ledger", "LedgerUnavailable"]
+__all__ = ["Ledger", "LedgerUnavailable", "LedgerUnreachable"]
 
 
 class Ledger:

@@ -19,6 +19,10 @@ class LedgerUnavailable(SwitchyardError):
     """The ledger gave no answer in time."""
 
 
+class LedgerUnreachable(LedgerUnavailable):
+    """Nothing listens where the ledger was: the call did not happen, and a Redis started anew is closed."""
+
+
 async def load(redis: Redis) -> None:
     """Put this version of the library in place of any other. Needs the operator's credential."""
     try:
@@ -40,7 +44,9 @@ async def call(redis: Redis, function: str, member: str, *arguments: str | bytes
             return [b"closed", member.encode()]
         raise LedgerUnavailable(f"the ledger refused {function}: {error}") from error
     except RedisError as error:
-        raise LedgerUnavailable(f"the ledger did not answer {function}: {error}") from error
+        # redis-py raises its own error in the handler of the socket's, without naming it as the cause.
+        kind = LedgerUnreachable if isinstance(error.__context__, ConnectionRefusedError) else LedgerUnavailable
+        raise kind(f"the ledger did not answer {function}: {error}") from error
     # A reply left behind by a cancelled call must never be taken for the answer to another's question.
     if answer[1] != member.encode():
         raise LedgerUnavailable(f"the ledger answered another question than {function}")
