@@ -16,11 +16,15 @@ from prometheus_client.process_collector import ProcessCollector
 OTHER: Final = "other"
 CLASSES: Final = ("interactive", "batch")
 OUTCOMES: Final = ("completed", "failed", "rejected", "cancelled", "expired", "interrupted", "revoked")
+REJECT_REASONS: Final = (
+    "invalid_record", "unknown_alias", "limit_exceeded", "deadline_passed", "job_id_reused", "cancelled",
+    "tenant_mismatch", "class_not_granted", "capacity", "not_ready",
+)  # fmt: skip
 LEDGER_CALLS: Final = ("admit", "begin", "cancel", "settle", "window")
 SECONDS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 CounterName = Literal[
-    "records_consumed", "records_dead_lettered", "jobs_decided", "jobs_finished", "jobs_interrupted",
+    "records_consumed", "records_dead_lettered", "jobs_decided", "jobs_rejected", "jobs_finished", "jobs_interrupted",
     "routes_refused", "tokens_generated", "chunks_sent", "adapter_loads", "adapter_evictions",
     "usage_settled", "loop_failures",
 ]  # fmt: skip
@@ -48,6 +52,7 @@ COUNTERS: Final[dict[CounterName, Metric]] = {
         "What the router answered to jobs.",
         {"job_class": CLASSES, "answer": ("admitted", "rejected", "full", "wait", "repeated", "cancelled")},
     ),
+    "jobs_rejected": Metric("Refusals the router answered.", {"reason": REJECT_REASONS}),
     "jobs_finished": Metric("Outcomes written by a worker.", {"outcome": OUTCOMES}),
     "jobs_interrupted": Metric("Executions ended without an outcome, to be taken up by another worker.", {}),
     "routes_refused": Metric(

@@ -120,6 +120,11 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         """Read these topics from now on. Partitions move by a rebalance."""
         self._consumer.subscribe(topics=sorted(topics), listener=self)
 
+    @property
+    def assigned(self) -> bool:
+        """Whether this process knows which partitions are its own, be they none."""
+        return self._gate_open
+
     async def poll(self, timeout_ms: int, records_max: int = POLL_RECORDS_MAX) -> Mapping[Lane, list[Incoming]]:
         """At most so many records of each lane, in order. Call it often, also while every lane is paused: it is how
         the group lives.
