@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -172,17 +173,15 @@ class Results:
         self.codes: Counter[str] = Counter()
         self.usage = Usage()
         self._state = state
-        self._out, self._errors = _opened(out), _opened(errors)
-        try:
+        with ExitStack() as opened:
+            self._out = opened.enter_context(_opened(out))
+            self._errors = opened.enter_context(_opened(errors))
             self._recover(self._out, out)
             self._recover(self._errors, errors)
-        except BatchRefused:
-            self.close()
-            raise
+            self._held = opened.pop_all()
 
     def close(self) -> None:
-        self._out.close()
-        self._errors.close()
+        self._held.close()
 
     def add(self, number: int, completed: bool, line: dict[str, Any]) -> None:
         """Append one line to the file it belongs in; with the system before this returns."""
@@ -232,9 +231,11 @@ def _opened(path: Path) -> BinaryIO:
     try:
         path.touch(exist_ok=True)
         file = path.open("r+b")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BatchRefused(f"another program is writing {path} now") from error
     except OSError as error:
         raise BatchRefused(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise BatchRefused(f"another program is writing {path} now") from error
     return file
