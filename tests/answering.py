@@ -8,7 +8,7 @@ from typing import Self
 
 from infra.clock import SystemClock
 from infra.kafka.publisher import Publisher
-from infra.kafka.records import Incoming
+from infra.kafka.records import Incoming, Outgoing
 from infra.kafka.tail import Tail
 from infra.launch.stack import Stack
 from schemas.digest import digest_of
@@ -128,6 +128,10 @@ class Answering:
         for record in records:
             topic = STREAM if isinstance(record, TokensGenerated) else REPLIES
             await self._publisher.publish(topic.of(self.tenant), str(getattr(record, "job_id", "")), record)
+
+    async def say_raw(self, topic: str, key: str, value: bytes | None) -> None:
+        """Append bytes that are no record."""
+        await self._publisher.send_all([Outgoing(topic=topic, key=key.encode(), value=value)])
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
         """Wait for something that a tenant's record brings about."""

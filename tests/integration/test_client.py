@@ -147,6 +147,32 @@ async def test_a_reader_that_never_reads_holds_nobody_up(stack: Stack, tenant: N
         assert [piece async for piece in jobs[0]] == ["x" * 200]
 
 
+async def test_a_record_that_cannot_be_read_costs_only_itself(stack: Stack, tenant: NewTenant) -> None:
+    name = tenant()
+    async with Answering(stack, name, nothing) as answering, JobClient(stack.kafka(name), name) as client:
+        job = await client.submit(alias="a", prompt="x")
+        await answering.until(lambda: bool(answering.asked))
+        for topic in (f"stream.{name}", f"replies.{name}"):
+            for value in (b"{", b"\xff", None, b'{"type": "JobPaused", "version": 1}'):
+                await answering.say_raw(topic, job.job_id, value)
+        await answering.say(answering.asked[0].completed("whole"))
+        assert await text_of(job) == "whole"
+
+
+async def test_a_client_that_can_read_no_more_ends_every_open_job(stack: Stack, tenant: NewTenant) -> None:
+    async def broken() -> None:
+        raise OSError("no route to Kafka")
+
+    name = tenant()
+    async with JobClient(stack.kafka(name), name) as client:
+        job = await client.submit(alias="a", prompt="x")
+        client._spawn(broken())
+        with pytest.raises(ClientClosed, match="no route to Kafka"):
+            await job.result()
+        with pytest.raises(ClientClosed):
+            await text_of(job)
+
+
 async def test_closing_ends_what_waits_and_refuses_what_comes(stack: Stack, tenant: NewTenant) -> None:
     name = tenant()
     async with JobClient(stack.kafka(name), name) as client:
