@@ -17,6 +17,7 @@ from consumers.engines.protocol import (
     EngineRequest,
     EngineSettings,
     FaultReason,
+    RequestInvalid,
 )
 from consumers.engines.text import Stops, check_prompt
 from consumers.engines.thread import ThreadBackend
@@ -114,6 +115,8 @@ class FakeCore:
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         assert self._digests[int_id] == request.digest
+        if max(request.prompt_ids) >= VOCABULARY:
+            raise RequestInvalid("the prompt holds a token that the base does not know")
         key = (request.digest, request.cache_salt)
         known = self._prefixes.pop(key, ())
         same = next((i for i, (a, b) in enumerate(zip(known, request.prompt_ids, strict=False)) if a != b), None)
