@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError
 
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError
@@ -31,6 +32,10 @@ Result = TypeVar("Result")
 
 class KafkaTimeout(SwitchyardError):
     """Kafka did not answer in time."""
+
+
+class KafkaUnreachable(SwitchyardError):
+    """Kafka cannot be reached, or does not let this user in."""
 
 
 async def within(seconds: float, doing: str, work: Coroutine[Any, Any, Result]) -> Result:
@@ -93,9 +98,12 @@ def make_admin(settings: KafkaSettings) -> AIOKafkaAdminClient:
 
 
 async def start(client: AIOKafkaConsumer | AIOKafkaProducer | AIOKafkaAdminClient) -> None:
-    """Start a client, or leave nothing of it behind."""
+    """Start a client, or leave nothing of it behind. Raises KafkaTimeout, KafkaUnreachable."""
     try:
         await within(START_S, "connecting", client.start())
+    except (KafkaConnectionError, AuthenticationFailedError) as error:
+        await stop(client)
+        raise KafkaUnreachable(f"Kafka cannot be reached, or does not let this user in: {error}") from error
     except BaseException:
         await stop(client)
         raise

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from infra.kafka.clients import KafkaUnreachable
 from infra.launch.stack import Stack
 from producers.client import ClientClosed, JobClient, JobIdOpen
 from producers.job import Job, JobNotCompleted
@@ -171,6 +172,14 @@ async def test_a_client_that_can_read_no_more_ends_every_open_job(stack: Stack, 
             await job.result()
         with pytest.raises(ClientClosed):
             await text_of(job)
+
+
+async def test_no_kafka_and_a_wrong_password_are_each_one_sentence(stack: Stack, tenant: NewTenant) -> None:
+    right = stack.kafka(tenant())
+    for changed in ({"bootstrap": "127.0.0.1:9"}, {"password": "wrong"}):
+        with pytest.raises(KafkaUnreachable, match="cannot be reached, or does not let this user in"):
+            async with JobClient(right.model_copy(update=changed), right.username):
+                raise AssertionError("let in")
 
 
 async def test_closing_ends_what_waits_and_refuses_what_comes(stack: Stack, tenant: NewTenant) -> None:
