@@ -1,0 +1,177 @@
+"""One piece of work, one answer: decided by the registry, granted by the ledger, and never by neither."""
+
+from typing import assert_never
+
+from consumers.router.decide import Candidate, Context, decide
+from consumers.router.effects import NOTHING, Effect, Effects
+from consumers.router.intake import Cancellation, Job, Unreadable, Work
+from infra.clock import Clock
+from infra.metrics import Metrics
+from ledger import answers
+from ledger.registry import Registry
+from ledger.store import Ledger, LedgerUnavailable, LedgerUnreachable
+from schemas.jobs import RETRYABLE, JobClass, RejectReason
+
+LEDGER_CLOSED = "the ledger is closed: run `switchyard ledger rebuild`"
+# What is said where only the reason is remembered: the log keeps no wording.
+WORDS = {
+    RejectReason.CANCELLED: "the job was taken back before it arrived",
+    RejectReason.JOB_ID_REUSED: "this job id was used for another job; take a new one",
+    RejectReason.CAPACITY: "no place is free now; send the job again later",
+    RejectReason.NOT_READY: "jobs are not admitted now; send the job again later",
+    RejectReason.DEADLINE_PASSED: "the deadline passed before the job was admitted",
+}
+
+
+class Admissions:
+    """Answers work. None means: not now, keep it and ask again.
+
+    A batch job waits where an interactive one is refused. Whatever may have taken a lease already waits too, since a
+    job that is told to come again and holds a lease would find its id taken.
+    """
+
+    def __init__(
+        self, ledger: Ledger, registry: Registry, effects: Effects, key_id: str, clock: Clock, metrics: Metrics
+    ) -> None:
+        # Why nothing new may be admitted, whatever the ledger says; None while the registry view can be trusted.
+        self.closed: str | None = "the registry view was not read yet"
+        self.ledger_problem: str | None = "the ledger was not asked yet"
+        self._ledger = ledger
+        self._registry = registry
+        self._effects = effects
+        self._key_id = key_id
+        self._clock = clock
+        self._metrics = metrics
+
+    async def answer(self, work: Work) -> Effect | None:
+        match work:
+            case Unreadable():
+                self._metrics.count("records_dead_lettered")
+                return self._effects.unreadable(work)
+            case Cancellation():
+                return await self._cancel(work)
+            case Job():
+                return await self._admit(work)
+        assert_never(work)
+
+    async def _admit(self, work: Job) -> Effect | None:
+        if self.closed is not None:
+            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
+        try:
+            word = await self._ask(work)
+        except LedgerUnreachable as error:
+            # Nobody listens: nothing was taken, and the next Redis knows only what the log says.
+            self.ledger_problem = str(error)
+            return self._not_now(work, RejectReason.NOT_READY)
+        except LedgerUnavailable as error:
+            self.ledger_problem = str(error)
+            work.in_doubt = True
+            return None
+        self.ledger_problem = LEDGER_CLOSED if isinstance(word, answers.Closed) else None
+        return word if word is None or isinstance(word, Effect) else self._heard(work, word)
+
+    async def _ask(self, work: Job) -> answers.AdmitAnswer | Effect | None:
+        record = work.record
+        context = Context(
+            tenant=work.tenant,
+            job_class=work.job_class,
+            timestamp_ms=record.timestamp_ms,
+            size_bytes=len(record.value or b""),
+            key_id=self._key_id,
+        )
+        choice = decide(work.job, context, self._registry, self._clock.now_ms())
+        if isinstance(choice, Candidate):
+            word = await self._ledger.admit(
+                answers.Admission(
+                    job_id=work.job_id,
+                    body_hash=work.body_hash,
+                    ingress=record.coordinates,
+                    decision=choice.decision,
+                    concurrency_max=choice.concurrency_max,
+                    window_max=choice.window_max,
+                )
+            )
+            if not isinstance(word, answers.Expired):
+                return word
+            return await self._refuse(work, RejectReason.DEADLINE_PASSED, WORDS[RejectReason.DEADLINE_PASSED])
+        if choice.reason in RETRYABLE:
+            return None if work.in_doubt else self._not_now(work, choice.reason, choice.message)
+        return await self._refuse(work, choice.reason, choice.message)
+
+    async def _refuse(self, work: Job, reason: RejectReason, message: str) -> answers.RefuseAnswer:
+        """The first word on a job id stands: a job that was admitted before its alias went away stays admitted."""
+        return await self._ledger.refuse(
+            answers.Refusal(
+                tenant=work.tenant,
+                job_id=work.job_id,
+                body_hash=work.body_hash,
+                ingress=work.record.coordinates,
+                reason=reason,
+                message=message,
+            )
+        )
+
+    def _heard(self, work: Job, word: answers.AdmitAnswer) -> Effect | None:
+        match word:
+            case answers.Granted():
+                return self._granted(work, word)
+            case answers.Full():
+                return self._not_now(work, RejectReason.CAPACITY, retry_after_ms=word.retry_after_ms)
+            case answers.Closed():
+                return self._not_now(work, RejectReason.NOT_READY)
+            case answers.Refused():
+                return self._rejected(work, word.reason, word.message or WORDS.get(word.reason, "refused before"))
+            case answers.BodyDiffers():
+                return self._rejected(work, RejectReason.JOB_ID_REUSED)
+            case answers.TakenBack():
+                return self._rejected(work, RejectReason.CANCELLED)
+            case answers.Expired():
+                return self._rejected(work, RejectReason.DEADLINE_PASSED)
+            case answers.Ended():
+                self._count(work, "repeated")
+                return NOTHING
+        assert_never(word)
+
+    def _granted(self, work: Job, granted: answers.Granted) -> Effect:
+        """A redelivered record has its stored decision appended again; the same job posted anew was answered once."""
+        if granted.ingress != work.record.coordinates:
+            self._count(work, "repeated")
+            return NOTHING
+        self._count(work, "repeated" if granted.repeated else "admitted")
+        waited_s = (self._clock.now_ms() - work.record.timestamp_ms) / 1000
+        self._metrics.observe("decision_seconds", max(0.0, waited_s), job_class=work.job_class)
+        return self._effects.admitted(work, granted)
+
+    def _rejected(self, work: Job, reason: RejectReason, message: str | None = None) -> Effect:
+        self._count(work, "cancelled" if reason is RejectReason.CANCELLED else "rejected")
+        self._metrics.count("jobs_rejected", reason=reason)
+        return self._effects.rejected(work, reason, message or WORDS[reason])
+
+    def _not_now(
+        self, work: Job, reason: RejectReason, message: str | None = None, retry_after_ms: int = answers.RETRY_AFTER_MS
+    ) -> Effect | None:
+        if work.job_class is JobClass.BATCH:
+            return None
+        self._count(work, "full")
+        self._metrics.count("jobs_rejected", reason=reason)
+        return self._effects.rejected(work, reason, message or WORDS[reason], retry_after_ms)
+
+    async def _cancel(self, work: Cancellation) -> Effect | None:
+        try:
+            word = await self._ledger.cancel(work.tenant, work.job_id)
+        except LedgerUnavailable as error:
+            self.ledger_problem = str(error)
+            return None
+        match word:
+            case answers.Closed():
+                return None
+            case answers.Ended():
+                return NOTHING
+            case answers.CancelRemembered():
+                return self._effects.cancelled(work, None)
+            case answers.Flagged():
+                return self._effects.cancelled(work, word)
+        assert_never(word)
+
+    def _count(self, work: Job, answer: str) -> None:
+        self._metrics.count("jobs_decided", job_class=work.job_class, answer=answer)

@@ -1,0 +1,157 @@
+"""The router process: what it is made of, when it is ready, and how it stops."""
+
+import asyncio
+import uuid
+from contextlib import AsyncExitStack
+
+from consumers.router.admission import LEDGER_CLOSED, Admissions
+from consumers.router.effects import Effects
+from consumers.router.loop import Router
+from infra.failpoints import Failpoints
+from infra.kafka.group import Group
+from infra.kafka.publisher import AuditWriter, Publisher
+from infra.kafka.records import Incoming
+from infra.kafka.tail import Tail
+from infra.logs import ActionLog
+from infra.process import Process, run
+from infra.redis import connect
+from infra.settings import KafkaSettings, KeySettings, RedisSettings, read
+from ledger.registry import Registry
+from ledger.store import Ledger, LedgerUnavailable
+from schemas.keys import KeyRole
+from schemas.signing import SigningKey
+from schemas.topics import BATCH, CANCEL, JOBS, REGISTRY
+
+# A view that was complete this recently is complete; records on their way make it incomplete for a moment.
+VIEW_FRESH_MS = 1_000
+# Together with the above: nothing new is admitted on a view older than five seconds.
+VIEW_STALE_S = 4.0
+LEDGER_PROBE_S = 1.0
+IDLE_S = 0.2
+
+log = ActionLog("router")
+
+
+def main() -> int:
+    return run(_work)
+
+
+async def _work(process: Process) -> None:
+    kafka, keys = read(KafkaSettings), read(KeySettings)
+    role = KeyRole.ROUTE
+    key = SigningKey.from_pem(keys.key_id(role), role, keys.path(role).read_bytes())
+    life = f"{process.name}-{uuid.uuid4().hex[:8]}"
+    registry = Registry()
+
+    def fold(record: Incoming) -> None:
+        registry.apply(record.topic, record.offset, record.value)
+
+    view = Tail(kafka, [topic.name for topic in REGISTRY], fold, process.clock)
+    publisher = Publisher(kafka, life, process.clock)
+    audit = AuditWriter(publisher, life)
+    ledger = Ledger(connect(read(RedisSettings)))
+    admissions = Admissions(
+        ledger, registry, Effects(publisher, key), key.key_id, process.clock, process.metrics
+    )  # fmt: skip
+    router = Router(
+        admissions, publisher, audit, process.clock, process.metrics, Failpoints.from_environment()
+    )  # fmt: skip
+    group = Group(kafka, "router", router.open, router.lose)
+    service = Service(process, view, registry, admissions, router, group, key)
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(ledger.close)
+        for client in (publisher, view, group):
+            opened.push_async_callback(client.stop)
+        await publisher.start()
+        await audit.start()
+        await view.start()
+        process.not_ready = service.not_ready
+        async with asyncio.TaskGroup() as tasks:
+            followers = [tasks.create_task(view.run()), tasks.create_task(watch(ledger, admissions, process))]
+            while not process.stopping.is_set():
+                await service.turn()
+            for follower in followers:
+                follower.cancel()
+        # Nothing of this life follows: the turn in hand was finished, the next one is another's.
+        await audit.close()
+
+
+class Service:
+    """The router's turns, for the tenants that are active now and as long as the registry view can be trusted."""
+
+    def __init__(
+        self,
+        process: Process,
+        view: Tail,
+        registry: Registry,
+        admissions: Admissions,
+        router: Router,
+        group: Group,
+        key: SigningKey,
+    ) -> None:
+        self._process = process
+        self._view = view
+        self._registry = registry
+        self._admissions = admissions
+        self._router = router
+        self._group = group
+        self._key = key
+        self._topics: set[str] = set()
+        self._fresh_at = process.clock.monotonic()
+
+    async def turn(self) -> None:
+        await self._subscribe()
+        problem = await self._view_problem()
+        if problem != self._admissions.closed:
+            log.warning("admission.changed", problem=problem or "none")
+        self._admissions.closed = problem
+        if self._topics:
+            await self._router.turn(self._group)
+        else:
+            await self._view.wait_until(lambda: bool(self._registry.active_tenants()), IDLE_S)
+
+    def not_ready(self) -> str | None:
+        """What is awaited. Asked by the status server's thread: values are only read."""
+        problem = self._admissions.closed or self._admissions.ledger_problem
+        if problem is None and self._topics and not self._group.assigned:
+            return "no partitions are assigned yet"
+        return problem
+
+    async def _subscribe(self) -> None:
+        tenants = self._registry.active_tenants()
+        topics = {topic.of(tenant) for tenant in tenants for topic in (JOBS, BATCH, CANCEL)}
+        # The last tenant's removal leaves its topics subscribed: the decision refuses what comes.
+        if not topics or topics == self._topics:
+            return
+        if self._topics:
+            self._group.subscribe(topics)
+        else:
+            await self._group.start(topics)
+        self._topics = topics
+        log.info("tenants.subscribed", tenants=len(tenants))
+
+    async def _view_problem(self) -> str | None:
+        """Why nothing may be decided on this view. A moment behind is no problem; seconds are."""
+        now = self._process.clock.monotonic()
+        if await self._view.fresh(VIEW_FRESH_MS):
+            self._fresh_at = now
+        self._process.metrics.set("registry_stale_seconds", now - self._fresh_at)
+        if now - self._fresh_at > VIEW_STALE_S:
+            return "the registry view is stale: Kafka does not answer"
+        if self._registry.keys(KeyRole.ROUTE).get(self._key.key_id) != self._key.public_key:
+            return f"the signing key {self._key.key_id} is not published: publish it with `switchyard key init`"
+        return None
+
+
+async def watch(ledger: Ledger, admissions: Admissions, process: Process) -> None:
+    """Notice a ledger that closed or came back also while no job asks it."""
+    while True:
+        try:
+            problem = None if (await ledger.status()).open else LEDGER_CLOSED
+        except LedgerUnavailable as error:
+            problem = str(error)
+        if problem != admissions.ledger_problem:
+            log.warning("ledger.changed", problem=problem or "none")
+        admissions.ledger_problem = problem
+        process.metrics.set("ledger_open", problem is None)
+        await asyncio.sleep(LEDGER_PROBE_S)

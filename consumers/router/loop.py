@@ -1,0 +1,200 @@
+"""The router's loop: poll, answer, append, commit. One line of work per lane, and no lane holds up another.
+
+Order is what survives a crash between any two steps: ledger, audit, requests, and only then the ingress offset. Every
+step may be repeated: the ledger answers a record it has seen with the stored decision, which is appended again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from consumers.router.admission import Admissions
+from consumers.router.effects import Effect
+from consumers.router.intake import Work, read
+from infra.clock import Clock
+from infra.failpoints import Failpoints
+from infra.kafka.group import Group, Lane, LaneLost
+from infra.kafka.publisher import AuditWriter, Publisher
+from infra.kafka.records import Incoming
+from infra.logs import ActionLog
+from infra.metrics import Metrics
+
+log = ActionLog("router")
+
+Result = TypeVar("Result")
+
+# A lane's budget per turn: what a flood on one topic can take of everyone's time.
+LANE_RECORDS_MAX = 200
+POLL_MS = 100
+# A lane that waits for a place asks for it with one job, this often.
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 0.25
+
+
+@dataclass(kw_only=True)
+class Line:
+    """What was read from one lane and is not done, in order. `place` is the offset that may be committed."""
+
+    lane: Lane
+    works: list[Work] = field(default_factory=list)
+    width: int = LANE_RECORDS_MAX
+    retry_at: float = 0.0
+    retry_s: float = RETRY_S_MIN
+
+    @property
+    def place(self) -> int:
+        return self.works[0].record.offset if self.works else self.lane.next
+
+    @property
+    def has_work(self) -> bool:
+        return not self.lane.lost and (bool(self.works) or self.place > self.lane.committed)
+
+    def take(self, records: Sequence[Incoming]) -> None:
+        self.works += [read(record, in_doubt=record.offset < self.lane.opened_end) for record in records]
+
+    def went_on(self) -> None:
+        self.width = min(self.width * 2, LANE_RECORDS_MAX)
+        self.retry_at, self.retry_s = 0.0, RETRY_S_MIN
+
+    def waits(self, now: float) -> None:
+        self.width = 1
+        self.retry_at = now + self.retry_s
+        self.retry_s = min(self.retry_s * 2, RETRY_S_MAX)
+
+
+class Router:
+    """Works on the lanes of a group. `stop` ends it after the turn in hand."""
+
+    def __init__(
+        self,
+        admissions: Admissions,
+        publisher: Publisher,
+        audit: AuditWriter,
+        clock: Clock,
+        metrics: Metrics,
+        failpoints: Failpoints,
+    ) -> None:
+        self._admissions = admissions
+        self._publisher = publisher
+        self._audit = audit
+        self._clock = clock
+        self._metrics = metrics
+        self._failpoints = failpoints
+        self._lines: dict[Lane, Line] = {}
+
+    async def open(self, lanes: Sequence[Lane]) -> None:
+        self._lines |= {lane: Line(lane=lane) for lane in lanes}
+
+    async def lose(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            self._lines.pop(lane, None)
+
+    async def turn(self, group: Group) -> None:
+        """Read what came, and work once on every lane that is not waiting."""
+        for lane, records in (await group.poll(self._poll_ms(), LANE_RECORDS_MAX)).items():
+            self._metrics.count("records_consumed", len(records))
+            if lane in self._lines:
+                self._lines[lane].take(records)
+        now = self._clock.monotonic()
+        due = [line for line in self._lines.values() if line.has_work and line.retry_at <= now]
+        await _together([self._work(group, line) for line in due])
+        for line in due:
+            # Paused while anything is left, so that nothing piles up here; polls go on.
+            (group.pause if line.works else group.resume)(line.lane)
+        self._metrics.set("partitions_owned", len(self._lines))
+        self._metrics.set("partitions_paused", sum(bool(line.works) for line in self._lines.values()))
+
+    def _poll_ms(self) -> int:
+        """Not at all where a lane can go on, and not past the moment when one may ask again."""
+        now = self._clock.monotonic()
+        waits_s = [line.retry_at - now for line in self._lines.values() if line.has_work]
+        return max(0, int(min([POLL_MS / 1000, *waits_s]) * 1000))
+
+    async def _work(self, group: Group, line: Line) -> None:
+        works = line.works[: line.width]
+        found = await self._answers(works)
+        if found:
+            self._failpoints.reach("admit")
+        effects, line.works = _settled(works, found, line.works[len(works) :])
+        try:
+            await self._act(group, line, effects)
+        except LaneLost as error:
+            # Taken over by another router, or a rebalance under way: committed with what comes next, or by the other.
+            log.warning("lane.uncommitted", topic=line.lane.topic, place=line.place, problem=str(error))
+            line.waits(self._clock.monotonic())
+            return
+        if None in found:
+            line.waits(self._clock.monotonic())
+        else:
+            line.went_on()
+
+    async def _answers(self, works: Sequence[Work]) -> list[Effect | None]:
+        """Together, but for one job id: its records are answered one after another, in the order of the log."""
+        found: list[Effect | None] = [None] * len(works)
+        waiting: set[str | None] = set()
+        for places in _rounds(works):
+            asked = [place for place in places if works[place].job_id not in waiting]
+            answers = await _together([self._admissions.answer(works[place]) for place in asked])
+            for place, answer in zip(asked, answers, strict=True):
+                found[place] = answer
+            waiting |= {works[place].job_id for place in places if found[place] is None}
+        return found
+
+    async def _act(self, group: Group, line: Line, effects: Sequence[Effect]) -> None:
+        audit = [entry for effect in effects for entry in effect.audit]
+        if audit:
+            await self._audit.append_all(audit)
+            self._failpoints.reach("admitted")
+        appends = [record for effect in effects for record in effect.appends]
+        if appends:
+            await self._publisher.send_all(appends)
+            self._failpoints.reach("routed")
+        replies = [record for effect in effects for record in effect.replies]
+        if replies:
+            await line.lane.transact(replies, line.place)
+            self._failpoints.reach("replies")
+        elif line.place > line.lane.committed:
+            await group.commit(line.lane, line.place)
+            self._failpoints.reach("commit")
+
+
+def _settled(
+    works: Sequence[Work], found: Sequence[Effect | None], rest: Sequence[Work]
+) -> tuple[list[Effect], list[Work]]:
+    """The effects to carry out now, and the works that stay.
+
+    A reply commits with its offset, so one behind a job that waits is made anew when its turn comes; a route behind
+    it goes out now, since its job holds a place.
+    """
+    effects: list[Effect] = []
+    left: list[Work] = []
+    for work, effect in zip(works, found, strict=True):
+        if effect is None or (left and effect.replies):
+            left.append(work)
+        else:
+            effects.append(effect)
+    return effects, [*left, *rest]
+
+
+def _rounds(works: Sequence[Work]) -> list[list[int]]:
+    """Places of works such that no round holds one job id twice."""
+    seen: Counter[str] = Counter()
+    rounds: list[list[int]] = []
+    for place, work in enumerate(works):
+        name = work.job_id or str(place)
+        if seen[name] == len(rounds):
+            rounds.append([])
+        rounds[seen[name]].append(place)
+        seen[name] += 1
+    return rounds
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Every result, in order; the first failure ends the others."""
+    if len(works) == 1:
+        return [await works[0]]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
