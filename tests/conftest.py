@@ -16,7 +16,7 @@ import pytest
 
 from infra.launch.plan import StackOptions
 from infra.launch.processes import free_port
-from infra.launch.redis_native import LEDGER_ROLES, redis_spec
+from infra.launch.redis_native import redis_spec, redis_users
 from infra.launch.stack import Stack, running_stack
 from infra.launch.start import Launcher, Process
 from infra.settings import RedisSettings
@@ -60,7 +60,7 @@ class RedisServer:
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher = launcher
         self._port = free_port()
-        self._passwords = {role: f"secret-of-{role}" for role in ("admin", *LEDGER_ROLES)}
+        self._passwords = {role: f"secret-of-{role}" for role in redis_users()}
         self._spec = redis_spec(folder, self._port, self._passwords)
         self.process = self.start()
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from infra.settings import EngineSettings
 
+REPOSITORY: Final = Path(__file__).parents[2]
 READY_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 15.0
 

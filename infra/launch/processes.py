@@ -5,13 +5,11 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from infra.launch.plan import Plan, ProcessSpec, SaysReady, StackOptions
+from infra.launch.plan import REPOSITORY, Plan, ProcessSpec, SaysReady, StackOptions
 from infra.settings import EngineSettings, PoolSettings, ProcessSettings, Settings, StackFile
 
-REPOSITORY: Final = Path(__file__).parents[2]
 # Below the range from which a kernel takes ports for outgoing connections.
 PORTS: Final = range(20_000, 30_000)
 PORT_TRIES_MAX: Final = 200

@@ -4,19 +4,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from infra.files import write_private
-from infra.launch.plan import PortOpens, ProcessSpec
+from pydantic import BaseModel, ConfigDict
 
-# All ledger keys carry one hash tag (ledger/keys.py), so that one function call may touch any of them.
-LEDGER_KEYS: Final = "{switchyard}:*"
-# A function's commands are checked against its caller's rights, so that a caller has exactly what the functions call.
-# Emptying the books (SCAN, UNLINK) and loading functions are the administrator's.
-LEDGER_COMMANDS: Final = (
-    "get", "hdel", "hget", "hgetall", "hincrby", "hmget", "hset", "info", "pexpire", "pexpireat", "set", "time",
-    "zadd", "zcard", "zrange", "zrem",
-)  # fmt: skip
-CALLS: Final = ("fcall", "fcall_ro", "ping", "hello")
-LEDGER_ROLES: Final = ("router", "worker", "settler")
+from infra.files import write_private
+from infra.launch.plan import REPOSITORY, PortOpens, ProcessSpec
+
+# What each user may call is told by the ledger, beside its functions: a function's own commands are checked against
+# its caller's rights. Read as a file, because this room knows no ledger.
+RIGHTS: Final = REPOSITORY / "ledger/functions/acl.json"
 CONFIGURATION: Final = """\
 bind 127.0.0.1
 port {port}
@@ -30,15 +25,36 @@ maxmemory-policy noeviction
 """
 
 
+class Rights(BaseModel):
+    """The rights of Redis's users: the keys of all, the commands of each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    keys: tuple[str, ...]
+    users: dict[str, tuple[str, ...]]
+
+
+def rights() -> Rights:
+    return Rights.model_validate_json(RIGHTS.read_bytes())
+
+
+def redis_users() -> tuple[str, ...]:
+    """Who may log in: the administrator and every role that calls the ledger."""
+    return ("admin", *rights().users)
+
+
 def redis_spec(folder: Path, port: int, passwords: dict[str, str]) -> ProcessSpec:
-    """Write Redis's configuration and users, and say how to run it. `passwords` holds `admin`'s and each role's."""
+    """Write Redis's configuration and users, and say how to run it. `passwords` holds one for each of `redis_users`."""
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    allowed = " ".join(f"+{command}" for command in (*CALLS, *LEDGER_COMMANDS))
+    granted = rights()
+    keys = " ".join(granted.keys)
     users = [
         "user default off",
         f"user admin on #{_hash(passwords['admin'])} ~* &* +@all",
-        *(f"user {role} on #{_hash(passwords[role])} ~{LEDGER_KEYS} {allowed}" for role in LEDGER_ROLES),
+        *(
+            f"user {role} on #{_hash(passwords[role])} {keys} {' '.join(commands)}"
+            for role, commands in granted.users.items()
+        ),
     ]
     write_private(folder / "users.acl", "".join(f"{user}\n" for user in users).encode())
     text = CONFIGURATION.format(port=port, data=data, users=folder / "users.acl")

@@ -12,9 +12,9 @@ from infra.clock import SystemClock
 from infra.files import exclusively, write_private
 from infra.kafka.records import Stamp
 from infra.launch.kafka_native import kafka_spec
-from infra.launch.plan import Plan, ProcessSpec, StackOptions
-from infra.launch.processes import REPOSITORY, engine_spec, free_port, platform_plan, process_spec
-from infra.launch.redis_native import LEDGER_ROLES, redis_spec
+from infra.launch.plan import REPOSITORY, Plan, ProcessSpec, StackOptions
+from infra.launch.processes import engine_spec, free_port, platform_plan, process_spec
+from infra.launch.redis_native import redis_spec, redis_users
 from infra.launch.start import Launcher, Process, StartFailed
 from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, add_tenant_to, new_password
 from infra.settings import (
@@ -167,8 +167,8 @@ def _stack_file(home: Path, supervisor: int | None) -> StackFile:
         bootstrap=f"127.0.0.1:{kafka_port}",
         redis_url=f"redis://127.0.0.1:{redis_port}/0",
         objects=ObjectSettings(directory=objects),
-        kafka_users=former.kafka_users if former else {user: new_password() for user in services},
-        redis_users=former.redis_users if former else {user: new_password() for user in ("admin", *LEDGER_ROLES)},
+        kafka_users={user: new_password() for user in services} | (former.kafka_users if former else {}),
+        redis_users={user: new_password() for user in redis_users()} | (former.redis_users if former else {}),
         supervisor=supervisor,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from infra.launch.processes import REPOSITORY
+from infra.launch.plan import REPOSITORY
 from infra.launch.stack import Stack
 from infra.provision import Provisioner
 from infra.settings import KafkaSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.launch.plan import PortOpens, ProcessSpec, StackOptions
-from infra.launch.processes import REPOSITORY, free_port
+from infra.launch.plan import REPOSITORY, PortOpens, ProcessSpec, StackOptions
+from infra.launch.processes import free_port
 from infra.launch.stack import Stack, running_stack
 from infra.launch.start import Launcher, StartFailed
 from infra.settings import StackFile

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from infra.clock import SystemClock
 from infra.kafka.publisher import AuditWriter, Publisher
-from infra.launch.processes import REPOSITORY
+from infra.launch.plan import REPOSITORY
 from infra.launch.stack import Stack
 from infra.redis import connect
 from ledger.answers import (

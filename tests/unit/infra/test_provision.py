@@ -1,19 +1,11 @@
 """Rights follow from the catalogue, and a tenant's match no other tenant."""
 
-import re
-
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
-from infra.launch.processes import REPOSITORY
-from infra.launch.redis_native import LEDGER_COMMANDS, LEDGER_KEYS
 from infra.provision import RESERVED_NAMES, Grant, grants_of_role, grants_of_tenant, parse_new_tenant
-from ledger import keys
 from schemas.errors import InvalidName
 from schemas.topics import EVERY_SERVICE, TOPICS, Role
-
-# Emptying the books is the administrator's, never a role's.
-REBUILD_COMMANDS = {"scan", "unlink"}
 
 
 def topics_of(grants: frozenset[Grant], operation: AclOperation) -> set[str]:
@@ -54,11 +46,3 @@ def test_only_router_and_worker_start_transactions_each_under_its_own_name() -> 
 def test_a_tenant_cannot_be_named_like_a_user_of_the_platform(name: str) -> None:
     with pytest.raises(InvalidName, match="part of Switchyard"):
         parse_new_tenant(name)
-
-
-def test_a_ledger_role_has_exactly_the_commands_that_the_functions_call() -> None:
-    sources = [path.read_text() for path in (REPOSITORY / "ledger/functions").glob("*.lua")]
-    called = {name.lower() for source in sources for name in re.findall(r"redis\.p?call\(\s*['\"](\w+)['\"]", source)}
-
-    assert called - REBUILD_COMMANDS == set(LEDGER_COMMANDS)
-    assert keys.PATTERN == LEDGER_KEYS
