@@ -33,7 +33,7 @@ REAL: Marks = [
     pytest.mark.asyncio(loop_scope="class"),
     pytest.mark.timeout(300),
     # The libraries' own warnings are not ours to mend.
-    pytest.mark.filterwarnings("default"),
+    pytest.mark.filterwarnings("ignore"),
 ]
 
 
