@@ -31,12 +31,13 @@ class NotStopped(SwitchyardError):
 @click.option("--workers", default=1, show_default=True, help="How many workers to start.")
 @click.option("--pool", default="main", show_default=True, help="The pool that they serve.")
 @click.option("--bare", is_flag=True, help="Kafka and Redis only, with topics, users and rights.")
-def up(workers: int, pool: str, bare: bool) -> None:
+@click.option("--containers", is_flag=True, help="Run Kafka and Redis by docker compose instead of natively.")
+def up(workers: int, pool: str, bare: bool, containers: bool) -> None:
     """Start a stack that stays: Kafka, Redis, router, settler, gate and workers."""
     home = home_directory()
     if supervisor_of(home) is not None:
         raise SwitchyardError("a stack already runs here; see it with: switchyard status")
-    chosen = StackSettings(home=home, workers=workers, pool=pool, bare=bare)
+    chosen = StackSettings(home=home, workers=workers, pool=pool, bare=bare, containers=containers)
     console = Console(stderr=True)
     with console.status("starting"):
         for line in _supervise(chosen):

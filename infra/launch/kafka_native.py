@@ -58,26 +58,32 @@ def kafka_spec(folder: Path, jars: Path, ports: tuple[int, int], passwords: dict
     """
     if not any(jars.glob("kafka_2.13-*.jar")):
         raise StartFailed(f"there is no Kafka in {jars}; fetch it with: make setup")
-    properties = folder / "server.properties"
-    data = folder / "data"
+    properties = write_properties(folder, ports, passwords)
+    java = ("java", *JVM_OPTIONS, *LOG_OPTIONS, "-cp", f"{jars}/*")
+    if not (folder / "data" / "meta.properties").exists():
+        _format(java, folder, properties, passwords)
+    argv = (*java, MAIN_CLASS, str(properties))
+    return ProcessSpec(name="kafka", argv=argv, folder=folder, ready=PortOpens(ports[0]))
+
+
+def write_properties(folder: Path, ports: tuple[int, int], passwords: dict[str, str]) -> Path:
+    """Write the broker's configuration and return its path."""
     port, controller_port = ports
     text = PROPERTIES.format(
         port=port,
         controller_port=controller_port,
         broker=passwords["broker"],
         controller=passwords["controller"],
-        data=data,
+        data=folder / "data",
     )
-    write_private(properties, text.encode())
-    java = ("java", *JVM_OPTIONS, *LOG_OPTIONS, "-cp", f"{jars}/*")
-    if not (data / "meta.properties").exists():
-        _format(java, folder, properties, passwords)
-    return ProcessSpec(
-        name="kafka",
-        argv=(*java, MAIN_CLASS, str(properties)),
-        folder=folder,
-        ready=PortOpens(port),
-    )
+    path = folder / "server.properties"
+    write_private(path, text.encode())
+    return path
+
+
+def cluster_id() -> str:
+    """Kafka's form of a random UUID; a leading hyphen would read as an option."""
+    return f"S{secrets.token_urlsafe(16)[1:]}"
 
 
 def _format(java: tuple[str, ...], folder: Path, properties: Path, passwords: dict[str, str]) -> None:
@@ -87,13 +93,8 @@ def _format(java: tuple[str, ...], folder: Path, properties: Path, passwords: di
         for user in ("broker", "admin")
         for argument in ("--add-scram", f"SCRAM-SHA-512=[name={user},password={passwords[user]}]")
     ]
-    arguments = ["format", "--standalone", "--cluster-id", _cluster_id(), "--config", str(properties)]
+    arguments = ["format", "--standalone", "--cluster-id", cluster_id(), "--config", str(properties)]
     _tool(java, folder, "kafka.tools.StorageTool", [*arguments, *users])
-
-
-def _cluster_id() -> str:
-    """Kafka's form of a random UUID; a leading hyphen would read as an option."""
-    return f"S{secrets.token_urlsafe(16)[1:]}"
 
 
 def _tool(java: tuple[str, ...], folder: Path, tool: str, arguments: list[str]) -> str:

@@ -58,6 +58,8 @@ class StackOptions:
     workers: int = 0
     engine: EngineSettings = field(default_factory=EngineSettings)
     pools: tuple[str, ...] = ("main",)
+    # Kafka and Redis by `docker compose` instead of natively.
+    containers: bool = False
     # False: go on while engines start, because a new stack has no base model for them yet.
     engines_awaited: bool = True
     # False: stop at once and do not care for the data, as after a test.

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.files import exclusively, write_private
 from infra.kafka.records import Stamp
+from infra.launch.containers import container_specs
 from infra.launch.kafka_native import kafka_spec
 from infra.launch.plan import REPOSITORY, Plan, ProcessSpec, StackOptions
 from infra.launch.processes import engine_spec, free_port, platform_plan, process_spec
@@ -135,7 +136,7 @@ def running_stack(
 
 def _start(launcher: Launcher, options: StackOptions, say: Callable[[str], None], supervisor: int | None) -> Stack:
     file = _stack_file(options.home, supervisor)
-    launcher.start_stage(_backing(file), say)
+    launcher.start_stage(_backing(file, containers=options.containers), say)
     _provision(file, options)
     say("topics, users and rights are in place")
     file.save()
@@ -182,12 +183,15 @@ def _ports(home: Path) -> tuple[int, int, int]:
     return kafka, controller, redis
 
 
-def _backing(file: StackFile) -> tuple[ProcessSpec, ...]:
-    kafka_port, controller_port, redis_port = _ports(file.home)
-    jars = read(LaunchSettings).jars or REPOSITORY / ".cache/kafka/libs"
+def _backing(file: StackFile, *, containers: bool) -> tuple[ProcessSpec, ...]:
+    ports = _ports(file.home)
+    kafka_port, controller_port, redis_port = ports
     folders = {name: file.home / name for name in ("kafka", "redis")}
     for folder in folders.values():
         folder.mkdir(exist_ok=True, mode=0o700)
+    if containers:
+        return container_specs(file, ports)
+    jars = read(LaunchSettings).jars or REPOSITORY / ".cache/kafka/libs"
     return (
         redis_spec(folders["redis"], redis_port, file.redis_users),
         kafka_spec(folders["kafka"], jars, (kafka_port, controller_port), file.kafka_users),

@@ -27,6 +27,7 @@ class StackSettings(Settings):
     pool: str = "main"
     # Kafka and Redis only.
     bare: bool = False
+    containers: bool = False
 
     def options(self, engine: EngineSettings) -> StackOptions:
         return StackOptions(
@@ -36,6 +37,7 @@ class StackSettings(Settings):
             gate=not self.bare,
             workers=0 if self.bare else self.workers,
             engine=engine,
+            containers=self.containers,
             engines_awaited=False,
             pools=(self.pool,),
         )
