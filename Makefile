@@ -36,7 +36,7 @@ bench:  ## the measured figures of the README
 
 up:  ## a stack that stays
 	$(SETUP) engines kafka redis model
-	SWITCHYARD_ENGINE_BASE=$(CURDIR)/.cache/base $(BIN)/switchyard up
+	SWITCHYARD_ENGINE_BASE=$(CURDIR)/.cache/base/smollm2-135m-instruct $(BIN)/switchyard up
 
 down:  ## stop it
 	$(BIN)/switchyard down

