@@ -1,0 +1,118 @@
+"""`python -m tests.bench [--quick] [--strict] [--json FILE] [NAME…]`: one line per figure, on a stack of its own.
+
+A line is `name value unit peer_value`; lines that begin with # say how the machine was and which aims were missed.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+
+from infra.launch.plan import StackOptions
+from infra.launch.stack import Stack, running_stack
+from infra.redis import connect
+from ledger.rebuild import rebuild
+from schemas.errors import SwitchyardError
+from schemas.topics import Role
+from tests.bench import pipeline, real, router
+from tests.bench.children import REPOSITORY, quiet
+from tests.bench.figures import AIMS, SECTIONS, Figure, missed
+from tests.bench.loads import Load
+from tests.bench.router import Effort
+
+PROMPT = "Say something about the weather in one sentence."
+FULL = (Effort(jobs=4000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
+QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, share=0.5, saturating=128))
+REAL = Load(prompt=PROMPT, tokens=48, jobs=40, share=0.4, saturating=64)
+BEGAN = monotonic()
+
+
+def say(line: str) -> None:
+    print(f"[bench {monotonic() - BEGAN:4.0f}s] {line}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures to measure; all where none is named")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small numbers, no real engine")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where an aim is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - AIMS.keys())
+    if unknown:
+        parser.error(f"no such figure: {', '.join(unknown)}; there are {', '.join(AIMS)}")
+    try:
+        figures = _on_own_stack(set(options.names or AIMS), options.quick)
+    except (SwitchyardError, TimeoutError) as error:
+        say(f"stopped: {str(error) or 'something took too long'}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    return _conclude(figures, options.strict)
+
+
+def _on_own_stack(names: set[str], quick: bool) -> list[Figure]:
+    """Measure on a stack that is gone afterwards, with its data; only logs of a failure are kept."""
+    cache = REPOSITORY / ".cache"
+    cache.mkdir(exist_ok=True)
+    home = Path(tempfile.mkdtemp(prefix="bench-", dir=cache))
+    try:
+        with running_stack(StackOptions(home=home, orderly=False), say) as stack:
+            return asyncio.run(_measure(stack, names, quick))
+    except SwitchyardError:
+        shutil.copytree(home / "logs", cache / "bench-logs", dirs_exist_ok=True)
+        say(f"the logs are in {cache / 'bench-logs'}")
+        raise
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
+    admin = connect(stack.redis("admin"))
+    await rebuild(stack.kafka("admin"), admin)
+    await admin.aclose()
+    effort, load = QUICK if quick else FULL
+    sections = {section for section, figures in SECTIONS.items() if figures.keys() & names}
+    if quick or not real.possible():
+        sections.discard("real")
+    found: list[Figure] = []
+    if "router" in sections:
+        await quiet("router", say)
+        found += _show(await router.measure(stack, effort, say), names)
+    if sections & {"pipeline", "real"}:
+        await asyncio.to_thread(stack.start, "router", Role.ROUTER)
+        await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
+    if "pipeline" in sections:
+        await quiet("pipeline", say)
+        found += _show(await pipeline.measure(stack, load, say), names)
+    if "real" in sections:
+        await quiet("real", say)
+        found += _show(await real.measure(stack, REAL, say), names)
+    return found
+
+
+def _show(figures: list[Figure], names: set[str]) -> list[Figure]:
+    wanted = [figure for figure in figures if figure.name in names]
+    for figure in wanted:
+        print(figure.line, flush=True)
+    return wanted
+
+
+def _conclude(figures: list[Figure], strict: bool) -> int:
+    sentences = missed(figures)
+    for sentence in sentences:
+        print(f"# missed: {sentence}")
+    if not sentences:
+        print("# no aim was missed")
+    return 1 if strict and sentences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
