@@ -1,0 +1,129 @@
+"""What the operator declares: bases, pools, tenants and keys."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from infra.files import write_private
+from infra.provision import Provisioner, add_tenant_to, parse_new_tenant
+from infra.settings import KafkaSettings, StackFile
+from producers.release.base import BadBase, base_manifest, write_zero_adapter, zero_manifest
+from producers.release.desk import Desk
+from producers.release.intake import hashed, store
+from producers.release.publish import admit, point
+from schemas.adapters import AdapterRevoked, AliasPointed, BaseAdded, PoolConfigured
+from schemas.errors import SwitchyardError
+from schemas.ids import is_tenant
+from schemas.keys import KeyPublished, KeyRole
+from schemas.signing import SigningKey
+from schemas.tenants import TenantConfigured, TenantState
+from schemas.topics import ADAPTERS, KEYS, POOLS, TENANTS
+
+ZERO_RANK = 8
+
+
+class BadPool(SwitchyardError):
+    """The pool cannot be configured so."""
+
+
+class KeyNotBelieved(SwitchyardError):
+    """A private key has no published half."""
+
+
+async def add_base(desk: Desk, directory: Path, name: str, rank: int = ZERO_RANK) -> BaseAdded:
+    """Make a base known, with its zero adapter of this rank, admitted. Repeated, it changes nothing.
+
+    Raises BadBase, BaseMismatch.
+    """
+    manifest = await asyncio.to_thread(base_manifest, directory, name)
+    smallest = min([pool.rank_max for pool in desk.registry.pools.values() if pool.base == manifest.digest] + [rank])
+    with tempfile.TemporaryDirectory(prefix="switchyard-") as folder:
+        copy = Path(folder)
+        await asyncio.to_thread(write_zero_adapter, manifest, smallest, copy)
+        files = await hashed(copy)
+        zero = zero_manifest(manifest, smallest, files)
+        await store(desk.objects, copy, files, zero.encode())
+    await desk.objects.put(manifest.encode())
+    known = desk.registry.bases.get(manifest.digest)
+    if known is None:
+        known = BaseAdded(base=manifest.digest, manifest=manifest, zero_adapter=zero.digest)
+        await desk.append(ADAPTERS.name, manifest.digest, known)
+    entry = desk.registry.adapters.get(known.zero_adapter)
+    if entry is None or entry.approved is None:
+        if known.zero_adapter != zero.digest:
+            raise BadBase(f"this base is known with a zero adapter of another rank than {smallest}")
+        await admit(desk, zero, None)
+    return known
+
+
+async def grant(desk: Desk, base: str, tenant: str, alias: str = "base") -> AliasPointed:
+    """Let a tenant's alias name the base model itself, which runs under its zero adapter."""
+    return await point(desk, tenant, alias, desk.base(base).zero_adapter)
+
+
+async def set_pool(
+    desk: Desk, admin: KafkaSettings, pool: str, base: str, rank_max: int, context_max: int, partitions: int
+) -> PoolConfigured:
+    """Make a pool's topics and record what it serves. Raises BadPool, Unknown, InvalidName."""
+    found = desk.base(base)
+    if not is_tenant(pool):
+        raise BadPool(f"a pool is named by lower-case letters, digits and inner hyphens; this is none: {pool[:60]!r}")
+    if context_max > found.manifest.context_max:
+        raise BadPool(f"base {found.manifest.name} takes {found.manifest.context_max} tokens, not {context_max}")
+    former = desk.registry.pools.get(pool)
+    if former is not None and former.partitions > partitions:
+        raise BadPool(f"pool {pool} has {former.partitions} partitions, and Kafka never takes one away")
+    zero = desk.adapter(found.zero_adapter).manifest
+    if zero is not None and rank_max < zero.rank:
+        raise BadPool(f"base {found.manifest.name} has a zero adapter of rank {zero.rank}, above {rank_max}")
+    await asyncio.to_thread(lambda: Provisioner(admin).add_pool(pool, partitions))
+    configured = PoolConfigured(
+        pool=pool, base=found.base, rank_max=rank_max, context_max=context_max, partitions=partitions
+    )
+    if configured != former:
+        await desk.append(POOLS.name, pool, configured)
+    return configured
+
+
+async def add_tenant(desk: Desk, stack: StackFile, configured: TenantConfigured) -> StackFile:
+    """Make a tenant's topics, user and rights, and record its limits; again: change its limits."""
+    changed = await asyncio.to_thread(add_tenant_to, stack, parse_new_tenant(configured.tenant))
+    if desk.registry.tenants.get(configured.tenant) != configured:
+        await desk.append(TENANTS.name, configured.tenant, configured)
+    return changed
+
+
+async def remove_tenant(desk: Desk, name: str) -> tuple[str, ...]:
+    """Stop serving a tenant and revoke its adapters; returns their digests. Its topics stay as the record."""
+    tenant = desk.tenant(name)
+    removed = tenant.model_copy(update={"state": TenantState.REMOVED, "configured_by": desk.actor})
+    await desk.append(TENANTS.name, name, removed)
+    owned = [
+        digest
+        for digest, entry in desk.registry.adapters.items()
+        if entry.manifest is not None and entry.manifest.owner == name and entry.revoked is None
+    ]
+    for digest in owned:
+        revoked = AdapterRevoked(adapter=digest, reason="the tenant was removed", revoked_by=desk.actor)
+        await desk.append(ADAPTERS.name, digest, revoked)
+    return tuple(owned)
+
+
+async def init_keys(desk: Desk) -> dict[str, bool]:
+    """Make and publish every role's key that is missing; key id to whether it was made now.
+
+    Published first: a key that was published and lost signs nothing, one that was never published is not believed.
+    A key that is there but not believed was revoked, and stays so: the next one takes the next number.
+    """
+    made = {}
+    for role in KeyRole:
+        path, key_id = desk.keys.path(role), desk.keys.key_id(role)
+        made[key_id] = not path.exists()
+        if made[key_id]:
+            key = SigningKey.generate(key_id, role)
+            published = KeyPublished(key_id=key_id, role=role, public_key=key.public_key)
+            await desk.append(KEYS.name, key_id, published)
+            write_private(path, key.to_pem())
+        elif key_id not in desk.registry.keys(role):
+            raise KeyNotBelieved(f"{path} is there, but the registry does not believe {key_id}; was it revoked?")
+    return made
