@@ -146,6 +146,22 @@ def check_base(directory: Path, manifest: BaseManifest) -> None:
             raise BaseMismatch(f"{directory / name} is not the file of base {manifest.name}")
 
 
+def find_base(directory: Path, manifest: BaseManifest) -> Path:
+    """The directory of a base model: `directory` itself, or the one inside it that holds these very files."""
+    if (directory / "config.json").is_file():
+        check_base(directory, manifest)
+        return directory
+    problems: list[str] = []
+    for inner in sorted(path for path in directory.glob("*") if (path / "config.json").is_file()):
+        try:
+            check_base(inner, manifest)
+        except BaseMismatch as error:
+            problems.append(str(error))
+        else:
+            return inner
+    raise BaseMismatch("; ".join(problems) or f"{directory} holds no base model; name it with SWITCHYARD_ENGINE_BASE")
+
+
 def _listed(name: str, status: os.stat_result) -> Listed:
     kinds = {stat.S_IFREG: FileKind.FILE, stat.S_IFLNK: FileKind.LINK, stat.S_IFDIR: FileKind.DIRECTORY}
     kind = kinds.get(stat.S_IFMT(status.st_mode), FileKind.OTHER)

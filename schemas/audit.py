@@ -161,5 +161,6 @@ class WriterClosed(AuditRecord):
 
 JOB_RECORDS = (Admitted, CancelRequested, Started, Finished)
 AUDIT_RECORDS: tuple[type[AuditRecord], ...] = (
-    Admitted, Rejected, CancelRequested, Started, Finished, AdapterLoaded, AdapterLoadFailed, AdapterEvicted, WriterClosed
+    Admitted, Rejected, CancelRequested, Started, Finished,
+    AdapterLoaded, AdapterLoadFailed, AdapterEvicted, WriterClosed,
 )  # fmt: skip

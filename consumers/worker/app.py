@@ -11,7 +11,7 @@ from consumers.engines.protocol import Engine, EngineRequest
 from consumers.engines.select import engine_environment, make_engine
 from consumers.worker.doors import Doors
 from consumers.worker.loop import Worker
-from infra.artifacts import BaseMismatch, check_base
+from infra.artifacts import find_base
 from infra.kafka.group import Group
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
@@ -23,7 +23,7 @@ from infra.redis import connect
 from infra.settings import EngineSettings, KafkaSettings, ObjectSettings, PoolSettings, RedisSettings, read
 from ledger.registry import Registry
 from ledger.store import Ledger
-from schemas.adapters import BaseManifest, PoolConfigured
+from schemas.adapters import PoolConfigured
 from schemas.errors import InvalidRecord
 from schemas.jobs import RequestCancelled
 from schemas.topics import CANCELS, REGISTRY
@@ -130,22 +130,6 @@ async def _engine(settings: EngineSettings, pool: PoolConfigured, registry: Regi
     await engine.start()
     log.info("engine.started", engine=engine.build.id, base=pool.base)
     return engine
-
-
-def find_base(directory: Path, manifest: BaseManifest) -> Path:
-    """The directory of a base model: `directory` itself, or the one inside it that holds these very files."""
-    if (directory / "config.json").is_file():
-        check_base(directory, manifest)
-        return directory
-    problems: list[str] = []
-    for inner in sorted(path for path in directory.glob("*") if (path / "config.json").is_file()):
-        try:
-            check_base(inner, manifest)
-        except BaseMismatch as error:
-            problems.append(str(error))
-        else:
-            return inner
-    raise BaseMismatch("; ".join(problems) or f"{directory} holds no base model; name it with SWITCHYARD_ENGINE_BASE")
 
 
 async def _open_doors(

@@ -82,7 +82,7 @@ class Bench:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110 - what is waited for is in another process
+        while not await condition():
             await asyncio.sleep(0.1)
 
 
