@@ -86,7 +86,8 @@ class Ledger:
                 return Expired()
             case [b"closed", _]:
                 return Closed()
-        return _remembered(answer)
+        # A new lease stores what was asked, so that only a stored decision has to be read.
+        return _remembered(answer, asked=ask.decision)
 
     async def refuse(self, refusal: Refusal) -> RefuseAnswer:
         """Remember a permanent refusal; the first word on a job id stands and is answered."""
@@ -175,11 +176,11 @@ _REMEMBERED: Final[dict[bytes, Remembered]] = {
 }  # fmt: skip
 
 
-def _remembered(answer: list[Any]) -> Remembered:
+def _remembered(answer: list[Any], asked: Decision | None = None) -> Remembered:
     match answer:
         case [b"granted", _, decision, ingress, admitted_us, lease_us, epoch, repeated]:
             return Granted(
-                decision=Decision.decode(decision),
+                decision=asked if asked and repeated == b"0" else Decision.decode(decision),
                 ingress=keys.coordinates(ingress.decode()),
                 admitted_at_us=int(admitted_us),
                 lease_ends_at_us=int(lease_us),
