@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from infra.kafka.records import Incoming
 from infra.kafka.tail import end_offsets, offset_at, read_range
 from infra.redis import connect
 from infra.settings import KafkaSettings, RedisSettings, read
@@ -75,13 +76,17 @@ class Log:
             return
         async for record in read_range(self._settings, topic, partition, start, end):
             self.records += 1
-            try:
-                kinds = AUDIT_RECORDS if topic == AUDIT.name else METERING.records
-                fold.apply(decode_one_of(kinds, record.value), record.timestamp_ms)
-            except InvalidRecord as error:
-                # The settler dead-letters such usage; its lease ends by time.
-                if topic == AUDIT.name:
-                    raise UnreadableAudit(f"{record.coordinates}: {error}") from error
+            _apply(fold, record)
+
+
+def _apply(fold: LogFold, record: Incoming) -> None:
+    try:
+        kinds = AUDIT_RECORDS if record.topic == AUDIT.name else METERING.records
+        fold.apply(decode_one_of(kinds, record.value), record.timestamp_ms)
+    except InvalidRecord as error:
+        # The settler dead-letters such usage; its lease ends by time.
+        if record.topic == AUDIT.name:
+            raise UnreadableAudit(f"{record.coordinates}: {error}") from error
 
 
 class Gate:
