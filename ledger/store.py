@@ -42,7 +42,7 @@ from ledger.answers import (
     TakenBack,
     Unknown,
 )  # fmt: skip
-from ledger.functions.calls import STATUS_SWEEP_MAX, LedgerUnavailable, LedgerUnreachable, call, row_arguments
+from ledger.functions.calls import STATUS_SWEEP_MAX, Calls, LedgerUnavailable, LedgerUnreachable, row_arguments
 from ledger.rows import Row
 from schemas.ids import Digest, JobId, TenantId
 from schemas.jobs import JobClass, RejectReason, Route
@@ -56,6 +56,7 @@ class Ledger:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._calls = Calls(redis)
 
     async def admit(self, ask: Admission) -> AdmitAnswer:
         """Take concurrency, a place in the window and a reference on the digest together, or nothing."""
@@ -162,7 +163,7 @@ class Ledger:
         await self._redis.aclose()
 
     async def _call(self, function: str, member: str, *arguments: str | bytes | int, refusal: str = "") -> list[Any]:
-        return await call(self._redis, function, member, *arguments, refusal=refusal)
+        return await self._calls.call(function, member, *arguments, refusal=refusal)
 
 
 _BEGIN: Final[dict[bytes, BeginAnswer]] = {
