@@ -14,6 +14,7 @@ CHUNK_BYTES = 1 << 20
 FRACTION_MIN: Final = 1e-4
 INTEGER_MAX: Final = 2**53 - 1
 
+_AS_THEY_ARE: Final = frozenset({str, bool, type(None)})
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False
 ).encode
@@ -27,7 +28,7 @@ def canonical(value: Any) -> bytes:
     """
     try:
         return _encode(_plain(value)).encode()
-    except (_NotPlain, UnicodeEncodeError):
+    except (_NotPlain, TypeError, UnicodeEncodeError):
         return rfc8785.dumps(value)
 
 
@@ -37,15 +38,13 @@ class _NotPlain(Exception):
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return value
     if kind is dict:
-        if not all(type(name) is str and name.isascii() for name in value):
+        if not all(map(str.isascii, value)):
             raise _NotPlain
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: item if type(item) in _AS_THEY_ARE else _plain(item) for name, item in value.items()}
     if kind is list or kind is tuple:
         return [_plain(item) for item in value]
-    if kind is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+    if kind in _AS_THEY_ARE or (kind is int and -INTEGER_MAX <= value <= INTEGER_MAX):
         return value
     if kind is float and abs(value) <= INTEGER_MAX:
         if value.is_integer():

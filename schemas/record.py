@@ -104,7 +104,8 @@ def strict_json(content: bytes, bytes_max: int = ENVELOPE_BYTES_MAX) -> Any:
         raise InvalidRecord(f"the JSON is nested deeper than {JSON_DEPTH_MAX}") from error
     except ValueError as error:
         raise InvalidRecord(f"the record is not JSON: {str(error)[:120]}") from error
-    _check_depth(document, JSON_DEPTH_MAX)
+    if isinstance(document, dict | list):
+        _check_depth(document, JSON_DEPTH_MAX)
     return document
 
 
@@ -133,11 +134,6 @@ def _not_finite(text: str) -> NoReturn:
 def _check_depth(document: Any, levels_left: int) -> None:
     if levels_left < 0:
         raise InvalidRecord(f"the JSON is nested deeper than {JSON_DEPTH_MAX}")
-    if isinstance(document, dict):
-        children = list(document.values())
-    elif isinstance(document, list):
-        children = document
-    else:
-        children = []
-    for child in children:
-        _check_depth(child, levels_left - 1)
+    for child in document.values() if isinstance(document, dict) else document:
+        if isinstance(child, dict | list):
+            _check_depth(child, levels_left - 1)
