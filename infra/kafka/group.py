@@ -109,16 +109,24 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         # Records polled under one assignment mean nothing under the next.
         self._assignment = 0
         self._gate_open = False
+        self._wanted: list[str] | None = None
         self._failure: BaseException | None = None
 
     async def start(self, topics: Iterable[str]) -> None:
         await clients.start(self._admin)
         await clients.start(self._consumer)
-        self.subscribe(topics)
+        self._consumer.subscribe(topics=sorted(topics), listener=self)
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Read these topics from now on. Partitions move by a rebalance."""
-        self._consumer.subscribe(topics=sorted(topics), listener=self)
+        """Read these topics from now on. Partitions move by a rebalance, which begins with the next poll."""
+        self._wanted = sorted(topics)
+
+    def _resubscribe(self) -> None:
+        """Only between rebalances: one that a new subscription interrupts ends aiokafka's coordination for good."""
+        if self._wanted is not None and self._gate_open:
+            wanted, self._wanted = self._wanted, None
+            self._gate_open = False
+            self._consumer.subscribe(topics=wanted, listener=self)
 
     @property
     def assigned(self) -> bool:
@@ -133,6 +141,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         """
         if self._failure is not None:
             raise self._failure
+        self._resubscribe()
         before = self._assignment
         polled = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=records_max)
         await self._poll_others(polled, records_max)

@@ -1,6 +1,9 @@
 """A whole stack: Kafka and Redis, provisioned, and Switchyard's processes on them."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +37,8 @@ from schemas.signing import SigningKey
 from schemas.topics import EVERY_SERVICE, KEYS, Role
 
 SEND_SECONDS_MAX: Final = 20.0
+# A fold of 10^5 events takes seconds; the record of a long life takes longer.
+REBUILD_SECONDS_MAX: Final = 600.0
 
 
 class KeyNotPublished(SwitchyardError):
@@ -140,6 +145,9 @@ def _start(launcher: Launcher, options: StackOptions, say: Callable[[str], None]
     _provision(file, options)
     say("topics, users and rights are in place")
     file.save()
+    if options.router or options.workers:
+        _open_ledger(file)
+        say("the ledger is rebuilt from the log and open")
     stack = Stack(file, launcher, options)
     stack.start_plan(platform_plan(file, options), say)
     return stack
@@ -205,6 +213,23 @@ def _provision(file: StackFile, options: StackOptions) -> None:
         provisioner.add_pool(pool)
     for role in KeyRole:
         make_key(file.kafka(Role.OPERATOR), file.keys, role)
+
+
+def _open_ledger(file: StackFile) -> None:
+    """Redis was started anew, so its ledger is closed until it was folded from the log again."""
+    sections = (file.kafka("admin"), file.redis("admin"))
+    env = {**os.environ, **{name: value for part in sections for name, value in part.environment().items()}}
+    done = subprocess.run(
+        [sys.executable, "-m", "ledger.rebuild"],
+        cwd=REPOSITORY,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=REBUILD_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise StartFailed(f"the ledger was not rebuilt: {done.stderr.strip()[-500:]}")
 
 
 def make_key(operator: KafkaSettings, keys: KeySettings, role: KeyRole) -> None:
