@@ -36,10 +36,8 @@ def main() -> int:
         # A new stack has no base model yet: the engines start while it is added.
         engines_awaited=False,
     )
-    console.print(
-        "[bold]Switchyard[/]: two tenants, four adapters, one base model; every answer under a signed digest."
-    )
-    checks.step("Kafka and Redis, with users and rights; router, settler, gate and worker")
+    console.print("[bold]Switchyard[/]: two tenants, four adapters, one base; every answer under a digest.")
+    checks.step("A stack: Kafka, Redis, router, settler, gate, worker")
     try:
         with running_stack(options, say=lambda line: console.print(f"   {line}", style="dim")) as stack:
             asyncio.run(tour(stack, checks))

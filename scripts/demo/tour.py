@@ -70,7 +70,7 @@ async def release(stack: Stack, desk: Desk, checks: Checks) -> dict[tuple[str, s
         await platform.add_tenant(desk, stack.file, TenantConfigured(tenant=tenant, configured_by=desk.actor))
         await platform.grant(desk, BASE_NAME, tenant)
     checks.console.print(f"   base {base.base}\n   tenants {', '.join(TENANTS)}; each may also use the base as 'base'")
-    checks.step("Four adapters: scanned, stored under their digest, tried on a real engine, signed")
+    checks.step("Four adapters: scanned, tried on a real engine, signed")
     digests: dict[tuple[str, str], str] = {}
     for tenant, alias in ADAPTERS:
         submission = Submission(
@@ -83,8 +83,8 @@ async def release(stack: Stack, desk: Desk, checks: Checks) -> dict[tuple[str, s
             await publish.approve(desk, digest, ENGINE_S)
         report = desk.adapter(digest).gated
         assert report is not None
-        seen = f"{report.report.differing} of {report.report.prompts} answers differ from the base"
-        checks.console.print(f"   {tenant}/{alias} [dim]{digest[:19]}…[/] approved: {seen}")
+        seen = f"{report.report.differing} of {report.report.prompts} answers change"
+        checks.console.print(f"   {tenant + '/' + alias:18} [dim]{digest[:19]}…[/] approved: {seen}")
     checks.check(
         "every adapter passed its gate on the real engine", len(digests) == len(ADAPTERS), f"{len(digests)} approved"
     )
@@ -119,7 +119,7 @@ async def ask(client: JobClient, alias: str, question: str, show: Callable[[str]
 
 async def stream(client: JobClient, digests: dict[tuple[str, str], str], checks: Checks) -> None:
     """The same question to an adapter and to the base, token by token."""
-    checks.step("The same question, streamed: acme's adapter, then the bare base model")
+    checks.step("One question, streamed: acme's adapter, then the base")
     out = checks.console
     pieces: list[str] = []
 
@@ -138,7 +138,7 @@ async def stream(client: JobClient, digests: dict[tuple[str, str], str], checks:
             checks.check("the base answers without any tenant's marker", bare, repr(reply.text[:30]))
             continue
         out.print(
-            f"   receipt: {reply.receipt.identity.adapter} attempt {reply.receipt.attempt}, "
+            f"   receipt: {reply.receipt.identity.adapter[:19]}… attempt {reply.receipt.attempt}, "
             f"{reply.usage.completion_tokens} tokens in {reply.chunks} chunks",
             style="dim",
         )
@@ -177,7 +177,7 @@ async def revoke(desk: Desk, client: JobClient, digest: str, checks: Checks) -> 
 
 async def show_usage(stack: Stack, checks: Checks) -> None:
     """Usage by tenant and adapter, summed from the metering records."""
-    checks.step("What each tenant used, summed from the metering records")
+    checks.step("What each tenant used, from the metering records")
     settings = stack.kafka("admin")
     totals: dict[tuple[str, str], list[int]] = {}
     for partition, end in (await end_offsets(settings, METERING.name)).items():
@@ -219,7 +219,8 @@ async def replay(stack: Stack, digest: str, checks: Checks) -> None:
             if code == 0:
                 break
             await asyncio.sleep(1)
-    checks.console.print("\n".join(f"   {line}" for line in output.splitlines()[-12:]), markup=False)
+    for line in output.splitlines()[-12:]:
+        checks.console.print(f"   {line}", markup=False, no_wrap=True, overflow="ellipsis")
     checks.check("every admitted job of the digest has exactly one outcome", code == 0, output.strip().splitlines()[-1])
 
 
