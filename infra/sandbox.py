@@ -47,11 +47,10 @@ async def run_module(
         stderr=asyncio.subprocess.PIPE,
         # One thread: a pool of them would reserve more memory than the limit.
         env={"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        limit=limits.output_bytes,
     )  # fmt: skip
     try:
         async with asyncio.timeout(limits.wall_seconds):
-            output, complaint = await process.communicate(content)
+            output, complaint = await _converse(process, content, limits.output_bytes)
     except TimeoutError as error:
         raise SandboxFailed(f"the inspection took more than {limits.wall_seconds} seconds") from error
     finally:
@@ -62,6 +61,34 @@ async def run_module(
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
         raise SandboxFailed(f"the inspection ended with status {process.returncode}: {last[0][:200]}")
     return output
+
+
+async def _converse(process: asyncio.subprocess.Process, content: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+    """`communicate`, with a bound on what is kept of the output."""
+    _, output, complaint = await asyncio.gather(
+        _say(process.stdin, content), _hear(process.stdout, bytes_max), _hear(process.stderr, bytes_max)
+    )
+    await process.wait()
+    return output, complaint
+
+
+async def _say(pipe: asyncio.StreamWriter | None, content: bytes) -> None:
+    assert pipe is not None
+    # A module that reads no input closes the pipe: its status tells why.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        pipe.write(content)
+        await pipe.drain()
+    pipe.close()
+
+
+async def _hear(pipe: asyncio.StreamReader | None, bytes_max: int) -> bytes:
+    assert pipe is not None
+    content = bytearray()
+    while chunk := await pipe.read(1 << 16):
+        content += chunk
+        if len(content) > bytes_max:
+            raise SandboxFailed(f"the inspection printed more than {bytes_max} bytes")
+    return bytes(content)
 
 
 def main(arguments: list[str]) -> None:
