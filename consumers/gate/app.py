@@ -2,11 +2,13 @@
 
 import asyncio
 import uuid
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
 
-from consumers.engines.protocol import EngineDead
+from consumers.engines.protocol import EngineDead, EngineError
 from consumers.gate.bench import CannotTry, TrialBench
-from consumers.gate.checks import judge
+from consumers.gate.checks import Trial, judge
 from infra.artifacts import BaseMismatch
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Incoming
@@ -17,7 +19,7 @@ from infra.objects import ObjectStoreDown, open_objects
 from infra.process import Process, run
 from infra.settings import EngineSettings, KafkaSettings, KeySettings, ObjectSettings, read
 from ledger.registry import AdapterEntry, Registry
-from schemas.adapters import AdapterGated
+from schemas.adapters import AdapterGated, GateReport
 from schemas.keys import KeyRole
 from schemas.signing import SigningKey
 from schemas.topics import ADAPTERS, REGISTRY
@@ -28,6 +30,8 @@ log = ActionLog("gate")
 IDLE_S = 120.0
 LOOK_S = 0.5
 RETRY_S = 5.0
+# An adapter under which the engine dies so often is refused.
+DEATHS_MAX = 3
 
 
 def main() -> int:
@@ -70,14 +74,16 @@ class Gate:
         self._publisher = publisher
         self._bench = bench
         self._key = key
+        self._failures: Counter[str] = Counter()
+        self._deaths: Counter[str] = Counter()
 
     async def run(self, process: Process) -> None:
-        """Work until the process is told to stop; a trial in hand is finished first."""
+        """Work until the process is told to stop. A trial in hand is given up: the next gate begins it anew."""
         idle_since = process.clock.monotonic()
         while not process.stopping.is_set():
-            waiting = next(iter(self._waiting()), None)
-            if waiting is not None:
-                await self._try(waiting)
+            waiting = self._waiting()
+            if waiting:
+                await _unless(process.stopping, self._try(waiting[0], process))
                 idle_since = process.clock.monotonic()
             else:
                 await self._view.wait_until(lambda: bool(self._waiting()), LOOK_S)
@@ -85,29 +91,55 @@ class Gate:
                 await self._bench.stop()
 
     def _waiting(self) -> list[AdapterEntry]:
-        """Submitted, not reported on, not revoked; only where a pool serves the base."""
+        """Submitted, not reported on, not revoked, with a pool for its base; what could not be tried comes last."""
         bases = {pool.base for pool in self._registry.pools.values()}
-        return [
+        found = [
             entry
             for entry in self._registry.adapters.values()
             if entry.submitted and not entry.gated and not entry.revoked and entry.submitted.manifest.base in bases
         ]
+        return sorted(found, key=lambda entry: self._failures[entry.digest])
 
-    async def _try(self, entry: AdapterEntry) -> None:
+    async def _try(self, entry: AdapterEntry, process: Process) -> None:
         assert entry.submitted is not None, "only submitted adapters wait"
         log.info("trial.started", adapter=entry.digest)
         try:
             trial = await self._bench.try_adapter(entry.submitted.manifest)
-        except (CannotTry, BaseMismatch, EngineDead, ObjectStoreDown, OSError) as error:
+        except EngineDead as error:
+            # Once may be chance. The engine is gone, and with it whatever the adapter left in it.
+            self._deaths[entry.digest] += 1
+            await self._put_off(entry.digest, error)
+            if self._deaths[entry.digest] < DEATHS_MAX:
+                return
+            trial = Trial(problems=(f"the engine died under it, {DEATHS_MAX} times of {DEATHS_MAX}",))
+        except (CannotTry, BaseMismatch, EngineError, ObjectStoreDown, OSError) as error:
             # Not the adapter's fault: no report, and another try.
-            log.error("trial.failed", adapter=entry.digest, detail=str(error))
-            await self._bench.stop()
-            await asyncio.sleep(RETRY_S)
+            await self._put_off(entry.digest, error)
             return
-        report = judge(entry.digest, self._bench.engine_id, trial)
-        gated = AdapterGated(
-            adapter=entry.digest, report=report, key_id=self._key.key_id, signature=self._key.sign(report)
-        )
-        where = await self._publisher.publish(ADAPTERS.name, entry.digest, gated, subject=entry.digest)
-        log.info("trial.reported", adapter=entry.digest, passed=report.passed, problems=report.problems)
+        process.metrics.count("adapter_loads", result="failed" if trial.problems else "loaded")
+        await self._report(judge(entry.digest, self._bench.engine_id, trial))
+
+    async def _put_off(self, digest: str, error: Exception) -> None:
+        log.error("trial.failed", adapter=digest, detail=str(error))
+        self._failures[digest] += 1
+        await self._bench.stop()
+        await asyncio.sleep(RETRY_S)
+
+    async def _report(self, report: GateReport) -> None:
+        digest = report.adapter
+        gated = AdapterGated(adapter=digest, report=report, key_id=self._key.key_id, signature=self._key.sign(report))
+        where = await self._publisher.publish(ADAPTERS.name, digest, gated, subject=digest)
+        log.info("trial.reported", adapter=digest, passed=report.passed, problems=report.problems)
         await self._view.wait_until(lambda: self._registry.positions.get(ADAPTERS.name, 0) > where.offset, RETRY_S)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Do the work, or give it up when the process is told to stop."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working

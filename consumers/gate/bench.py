@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from consumers.engines import protocol
-from consumers.engines.protocol import Artifact, Engine, EngineFault, EngineRequest, LoadFailed
+from consumers.engines.protocol import Artifact, Engine, EngineDead, EngineFault, EngineRequest, LoadFailed
 from consumers.engines.select import engine_environment, make_engine
 from consumers.gate.checks import ANSWER_TOKENS, Answer, Trial, questions
 from infra.artifacts import ArtifactBroken, fetch_artifact, find_base
@@ -43,10 +43,8 @@ class TrialBench:
         self._make = make
         self._engine: Engine | None = None
         self._base: str | None = None
-
-    @property
-    def engine_id(self) -> str:
-        return self._engine.build.id if self._engine is not None else "none"
+        # The build that ran last; it stays when the engine is stopped, for the report.
+        self.engine_id = "none"
 
     @property
     def started(self) -> bool:
@@ -61,7 +59,7 @@ class TrialBench:
     async def try_adapter(self, manifest: AdapterManifest) -> Trial:
         """Load an adapter, ask it and the base the same questions, and take it out again.
 
-        A fault of the adapter is a problem of the trial. Raises CannotTry, BaseMismatch, EngineDead, ObjectStoreDown.
+        A fault of the adapter is a problem of the trial. Raises CannotTry, BaseMismatch, EngineError, ObjectStoreDown.
         """
         engine = await self._engine_for(manifest.base)
         zero = self._registry.adapters[self._registry.bases[manifest.base].zero_adapter].manifest
@@ -77,10 +75,7 @@ class TrialBench:
         except LoadFailed as error:
             return Trial(problems=(f"the engine refused to load it: {error}",))
         try:
-            # Both at once: an adapter that only works alone does not work.
-            answers, base_answers = await asyncio.gather(
-                self._ask(engine, manifest.digest), self._ask(engine, zero.digest)
-            )
+            answers, base_answers = await self._ask_both(engine, manifest.digest, zero.digest)
         except EngineFault as error:
             return Trial(load_ms=round(loaded.duration_ms), problems=(f"the engine failed under it: {error.reason}",))
         finally:
@@ -116,8 +111,11 @@ class TrialBench:
                 fake_step_ms=self._settings.step_ms,
             ),
         )
-        await engine.start()
-        self._engine, self._base = engine, base
+        self._engine, self._base, self.engine_id = engine, base, engine.build.id
+        try:
+            await engine.start()
+        except EngineDead as error:
+            raise CannotTry(f"the engine does not start: {error}") from error
         log.info("engine.started", engine=engine.build.id, base=base)
         return engine
 
@@ -126,8 +124,22 @@ class TrialBench:
         size = sum(entry.size for entry in manifest.files)
         return Artifact(digest=manifest.digest, path=path, rank=manifest.rank, bytes=size)
 
-    async def _ask(self, engine: Engine, digest: str) -> list[Answer]:
-        return list(await asyncio.gather(*(self._answer(engine, digest, number) for number in range(len(questions())))))
+    async def _ask_both(self, engine: Engine, digest: str, zero: str) -> tuple[list[Answer], list[Answer]]:
+        if not engine.build.mixes_adapters:
+            return await self._ask(engine, digest), await self._ask(engine, zero)
+        # Both at once: an adapter that only works alone does not work.
+        asked = len(questions())
+        answers = await self._ask(engine, digest, zero)
+        return answers[:asked], answers[asked:]
+
+    async def _ask(self, engine: Engine, *digests: str) -> list[Answer]:
+        """The answers to all questions, digest by digest. Waits for every one, so that none runs on after a fault."""
+        asked = [(digest, number) for digest in digests for number in range(len(questions()))]
+        answers = await asyncio.gather(*(self._answer(engine, *one) for one in asked), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _answer(self, engine: Engine, digest: str, number: int) -> Answer:
         request = EngineRequest(
