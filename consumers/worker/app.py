@@ -12,6 +12,7 @@ from consumers.engines.select import engine_environment, make_engine
 from consumers.worker.doors import Doors
 from consumers.worker.loop import Worker
 from infra.artifacts import find_base
+from infra.failpoints import Failpoints
 from infra.kafka.group import Group
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
@@ -163,6 +164,7 @@ async def _open_doors(
         cache=process.settings.home / "adapters",
         metrics=process.metrics,
         clock=process.clock,
+        failpoints=Failpoints.from_environment(),
         salt_key=secrets.token_bytes(32),
     )
 

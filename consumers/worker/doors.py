@@ -5,6 +5,7 @@ from pathlib import Path
 
 from consumers.engines.protocol import Engine
 from infra.clock import Clock
+from infra.failpoints import Failpoints
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.tail import Tail
 from infra.metrics import Metrics
@@ -30,5 +31,6 @@ class Doors:
     cache: Path
     metrics: Metrics
     clock: Clock
+    failpoints: Failpoints
     # Keys the prefix-cache salts of this engine life.
     salt_key: bytes

@@ -108,6 +108,7 @@ class Executor:
         if isinstance(begun, Passed):
             return begun
         run.attempt = begun.attempt
+        self._doors.failpoints.reach("begun")
         if isinstance(begun, BegunCancelled):
             run.reason = run.reason or Outcome.CANCELLED
             return self._close(run, begun.attempt, None, run.result(run.reason))
@@ -188,6 +189,7 @@ class Executor:
             prompt_ids = await asyncio.to_thread(self._doors.engine.encode, job.messages or job.prompt or "")
             run.usage = Usage(prompt_tokens=len(prompt_ids))
             await self._doors.audit.append(entry.digest, self._started(run, begun.attempt))
+            self._doors.failpoints.reach("started")
             result = await self._stream(run, begun.attempt, prompt_ids)
         except PromptInvalid as error:
             result = run.result(Outcome.FAILED, problem=("prompt_invalid", str(error)))
@@ -209,6 +211,7 @@ class Executor:
                 async for delta in deltas:
                     self._take(run, delta, len(prompt_ids))
                     await chunks.add(delta)
+                    self._doors.failpoints.reach("streamed")
                     finish = delta.finish_reason
         except EngineFault as error:
             problem = (f"engine_{error.reason.value}", "the engine failed while it ran this job")

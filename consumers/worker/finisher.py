@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.clock import Clock
+from infra.failpoints import Failpoints
 from infra.kafka.completions import Completions, decode
 from infra.kafka.group import Lane
 from infra.kafka.records import Outgoing
@@ -24,13 +25,14 @@ class _Ended:
 class Finisher:
     """Commits one lane. Nothing is generated inside a transaction, and one is open at a time."""
 
-    def __init__(self, lane: Lane, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, lane: Lane, metrics: Metrics, clock: Clock, failpoints: Failpoints) -> None:
         self.lane = lane
         self.completions: Completions = decode(lane.committed, lane.metadata)
         # Set by whoever runs it.
         self.task: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._clock = clock
+        self._failpoints = failpoints
         self._ended: list[_Ended] = []
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
@@ -69,5 +71,7 @@ class Finisher:
             self.completions.finish(job.offset)
         records = [record for job in ended for record in job.records]
         began = self._clock.monotonic()
+        self._failpoints.reach("ending")
         await self.lane.transact(records, self.completions.watermark, self.completions.encode())
+        self._failpoints.reach("ended")
         self._metrics.observe("transaction_seconds", self._clock.monotonic() - began)

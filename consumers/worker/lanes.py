@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from consumers.worker.finisher import Finisher
 from consumers.worker.scheduler import Entry
 from infra.clock import Clock
+from infra.failpoints import Failpoints
 from infra.kafka.group import Lane, LaneLost
 from infra.kafka.records import Incoming, Outgoing, dead_letter
 from infra.logs import ActionLog
@@ -20,10 +21,11 @@ Lost = Callable[[Sequence[Lane]], Awaitable[None]]
 class Lanes:
     """Open lanes with their finishers. One that was lost takes nothing and commits nothing."""
 
-    def __init__(self, worker: str, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, worker: str, metrics: Metrics, clock: Clock, failpoints: Failpoints) -> None:
         self._worker = worker
         self._metrics = metrics
         self._clock = clock
+        self._failpoints = failpoints
         self._finishers: dict[Lane, Finisher] = {}
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
         self._in_hand: dict[Coordinates, tuple[Lane, Incoming]] = {}
@@ -37,7 +39,7 @@ class Lanes:
         return tuple(sorted(lane.partition.partition for lane in self._finishers))
 
     def open(self, lane: Lane, tasks: asyncio.TaskGroup, on_lost: Lost) -> None:
-        finisher = Finisher(lane, self._metrics, self._clock)
+        finisher = Finisher(lane, self._metrics, self._clock, self._failpoints)
         self._finishers[lane] = finisher
         self._tasks[lane] = tasks.create_task(self._commit(finisher, on_lost))
 

@@ -46,7 +46,7 @@ class Worker:
         self.doors = doors
         self.adapters = Adapters(doors)
         self.presence = Presence(doors)
-        self.lanes = Lanes(doors.worker, doors.metrics, doors.clock)
+        self.lanes = Lanes(doors.worker, doors.metrics, doors.clock, doors.failpoints)
         self._tasks = tasks
         self._streams = Streams(doors.publisher, doors.metrics)
         self._executor = Executor(doors, self.adapters, self._streams)
@@ -88,8 +88,6 @@ class Worker:
             return "the registry view is stale"
         return None if self.lanes.owned else "no partition is owned"
 
-    # --- what is heard ------------------------------------------------------------------------------------------
-
     async def lanes_opened(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
             self.lanes.open(lane, self._tasks, self.lanes_lost)
@@ -117,8 +115,6 @@ class Worker:
         if isinstance(record, AdapterRevoked):
             self._tasks.create_task(self._revoke(record.adapter))
 
-    # --- what comes in ------------------------------------------------------------------------------------------
-
     async def _poll(self, group: Group) -> None:
         while True:
             for lane, records in (await group.poll(POLL_MS)).items():
@@ -141,8 +137,6 @@ class Worker:
         else:
             # Authentic, but not to be executed: it ends with its outcome, without waiting for a turn.
             self._spawn(verdict)
-
-    # --- what runs ----------------------------------------------------------------------------------------------
 
     async def _schedule(self) -> None:
         while True:
@@ -260,8 +254,6 @@ class Worker:
                 await self._idle.wait_for(idle)
         except TimeoutError:
             return
-
-    # --- what is watched ----------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -87,12 +88,17 @@ class Stack:
         return process
 
     def start_engine(
-        self, name: str, role: Role = Role.WORKER, engine: EngineSettings | None = None, pool: str | None = None
+        self,
+        name: str,
+        role: Role = Role.WORKER,
+        engine: EngineSettings | None = None,
+        pool: str | None = None,
+        env: dict[str, str] | None = None,
     ) -> Process:
         """Start one more worker or gate and wait until it is ready."""
         chosen = engine or self._options.engine
         spec = engine_spec(self._file, name, role, chosen, pool or self._options.pools[0])
-        process = self._launcher.start(spec)
+        process = self._launcher.start(replace(spec, env={**spec.env, **(env or {})}))
         process.wait_ready()
         self._save()
         return process

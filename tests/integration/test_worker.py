@@ -205,6 +205,22 @@ async def test_after_kill_9_in_mid_stream_every_job_still_ends_once(stack: Stack
             assert "".join(last) == reply.text
 
 
+@pytest.mark.parametrize("step", ["begun", "started", "streamed@5", "ending", "ended"])
+async def test_killed_between_any_two_steps_every_job_still_ends_once(stack: Stack, tenant, step: str) -> None:  # type: ignore[no-untyped-def]
+    async with bench_on(stack, [tenant()]) as bench:
+        name, pool = f"worker-{bench.world.pool}", bench.world.pool
+        armed = await asyncio.to_thread(
+            stack.start_engine, name, engine=FAKE, pool=pool, env={"SWITCHYARD_FAILPOINT": step}
+        )
+        await bench.submit(bench.tenants[0], "a", jobs=3)
+        await bench.submit(bench.tenants[0], "b", jobs=3)
+        assert await asyncio.to_thread(armed.wait_exit, WAIT_S) == -signal.SIGKILL
+        again = await asyncio.to_thread(stack.start_engine, f"{name}-again", engine=FAKE, pool=pool)
+        replies = await bench.finished(6)
+        assert {type(reply) for reply in replies} == {JobCompleted}
+        again.kill()
+
+
 async def test_an_orderly_stop_hands_over_without_a_crash(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
     async with bench_on(stack, [tenant()]) as bench:
         first = await started(worker, bench, SLOW)
