@@ -107,7 +107,8 @@ def make_broker(kafka: KafkaSettings, handler: Callable[[KafkaMessage], Awaitabl
         consumer_only=True,
         allow_auto_create_topics=False,
         graceful_timeout=DRAIN_S,
-        logger=logging.getLogger("faststream"),
+        # Not "faststream": that one brings a handler of its own, whose lines are no JSON.
+        logger=logging.getLogger("settler.broker"),
     )
 
     async def parse(records: tuple[object, ...]) -> KafkaMessage:
