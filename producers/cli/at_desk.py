@@ -13,6 +13,7 @@ from infra.settings import StackFile, home_directory
 from producers.release.desk import Desk, open_desk
 
 Result = TypeVar("Result")
+WIDTH_MAX = 1000
 
 
 def running_stack() -> StackFile:
@@ -38,5 +39,5 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         table.add_column(column, no_wrap=True, overflow="ignore")
     for row in rows:
         table.add_row(*row)
-    width = Console().measure(table).maximum
-    Console(width=max(width, 1), highlight=False).print(table)
+    width = Console(width=WIDTH_MAX).measure(table).maximum
+    Console(width=width, highlight=False).print(table)

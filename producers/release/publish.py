@@ -1,9 +1,11 @@
 """The life of an adapter: submit, approve, point an alias, revoke. Each step may be repeated without harm."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.artifacts import hash_file
 from infra.keys import load_key
 from ledger.registry import AdapterEntry, Registry
 from producers.release.desk import Desk
@@ -25,6 +27,7 @@ from schemas.signing import verify
 from schemas.topics import ADAPTERS, ALIASES
 
 POLL_SECONDS = 1.0
+REPORT_BYTES_MAX = 64 << 20
 
 Say = Callable[[str], None]
 
@@ -53,13 +56,13 @@ class Submission:
 async def submit(desk: Desk, submission: Submission) -> AdapterManifest:
     """Inspect, store and announce an adapter. The same bytes give the same digest and no second record.
 
-    Raises Refused with a sentence for every problem, Unknown, InvalidName.
+    Raises Refused with a sentence for every problem, Unknown, InvalidName, ArtifactBroken.
     """
     tenant = desk.tenant(submission.tenant).tenant
     alias = None if submission.alias is None else parse_alias(submission.alias)
     base = desk.base(submission.base)
     question = Question(modules=base.manifest.modules, rank_max=rank_limit(desk.registry, base.base))
-    report = None if submission.evaluation_report is None else await desk.objects.put(submission.evaluation_report)
+    report = await _stored_report(desk, submission.evaluation_report)
     async with inspected(submission.directory, question) as (copy, answer):
         files = await hashed(copy)
         manifest = AdapterManifest(
@@ -190,6 +193,13 @@ def rank_limit(registry: Registry, base: str) -> int:
     if not ranks:
         raise NotApproved("no pool serves this base; make one with: switchyard pool set POOL --base BASE")
     return max(ranks)
+
+
+async def _stored_report(desk: Desk, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    await asyncio.to_thread(hash_file, path, REPORT_BYTES_MAX)
+    return await desk.objects.put(path)
 
 
 def _refuse_revoked(entry: AdapterEntry | None) -> None:
