@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
@@ -31,9 +32,14 @@ class SigningKey:
     """A private key, its id and its role."""
 
     def __init__(self, key_id: str, role: KeyRole, key: OKPKey) -> None:
+        private = key.private_key
+        if not isinstance(private, Ed25519PrivateKey):
+            raise BadSignature(f"{key_id} is not an Ed25519 private key")
         self.key_id = key_id
         self.role = role
         self._key = key
+        self._private = private
+        self._head = _encode(canonical({"alg": ALGORITHM, "kid": key_id, "typ": _typ(role)}))
 
     @classmethod
     def from_pem(cls, key_id: str, role: KeyRole, pem: bytes) -> "SigningKey":
@@ -52,11 +58,12 @@ class SigningKey:
 
     def sign(self, value: Signed) -> str:
         """A detached token `header..signature` over the value's signed bytes."""
-        # joserfc keeps the order of members, and this order is the canonical one.
-        header = {"alg": ALGORITHM, "kid": self.key_id, "typ": _typ(self.role)}
-        token = jws.serialize_compact(header, value.signed_bytes(), self._key, algorithms=[ALGORITHM])
-        head, _, signature = token.split(".")
-        return f"{head}..{signature}"
+        return self.sign_bytes(value.signed_bytes())
+
+    def sign_bytes(self, content: bytes) -> str:
+        """As `sign`, where the bytes are at hand. The compact form has nothing to negotiate, so it is written here."""
+        signature = self._private.sign(f"{self._head}.{_encode(content)}".encode())
+        return f"{self._head}..{_encode(signature)}"
 
 
 def verify(value: Signed, token: str, key_id: str, role: KeyRole, keys: Mapping[str, str]) -> None:
