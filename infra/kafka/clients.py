@@ -85,7 +85,8 @@ def make_producer(settings: KafkaSettings, transactional_id: str | None = None, 
         transactional_id=transactional_id,
         transaction_timeout_ms=TRANSACTION_MS,
         max_request_size=BROKER_BYTES_MAX,
-        max_batch_size=1 << 16,
+        # One request at a time is under way for a partition: what a turn appends should fit into one.
+        max_batch_size=1 << 19,
         linger_ms=linger_ms,
         # Back to back, a transaction waits for the one before to be cleared: ask again soon.
         retry_backoff_ms=10,

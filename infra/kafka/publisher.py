@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
@@ -13,6 +14,9 @@ from infra.settings import KafkaSettings
 from schemas.audit import AuditRecord, WriterClosed
 from schemas.record import Coordinates, Record
 from schemas.topics import AUDIT
+
+# Hashing a key in Python costs as much as sending it; digests and tenants come again.
+KEYS_REMEMBERED_MAX = 4096
 
 
 class Publisher:
@@ -46,6 +50,19 @@ class Publisher:
     ) -> Outgoing:
         """A record with this process's headers, to be sent here or inside a lane's transaction."""
         return self.stamp.outgoing(topic, key, record, self._clock.now_ms(), subject, partition, extra)
+
+    def encoded(
+        self,
+        topic: str,
+        key: str,
+        kind: type[Record],
+        value: bytes,
+        subject: str | None = None,
+        partition: int | None = None,
+        extra: Iterable[tuple[str, bytes | None]] = (),
+    ) -> Outgoing:
+        """As `outgoing`, for a record of that kind whose canonical bytes are at hand."""
+        return self.stamp.encoded(topic, key, kind, value, self._clock.now_ms(), subject, partition, extra)
 
     async def publish(
         self, topic: str, key: str, record: Record, subject: str | None = None, partition: int | None = None
@@ -92,6 +109,7 @@ async def acknowledged(future: "asyncio.Future[object]") -> Coordinates:
     )
 
 
+@lru_cache(KEYS_REMEMBERED_MAX)
 def partition_for(key: str, partitions: int) -> int:
     """The partition that Kafka's default partitioner gives a key."""
     return int((murmur2(key.encode()) & 0x7FFFFFFF) % partitions)

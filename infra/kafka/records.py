@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 
 from schemas import topics
 from schemas.record import Coordinates, Record
@@ -27,7 +28,7 @@ class Incoming:
     value: bytes | None
     headers: Headers
 
-    @property
+    @cached_property
     def coordinates(self) -> Coordinates:
         return Coordinates(topic=self.topic, partition=self.partition, offset=self.offset)
 
@@ -68,11 +69,25 @@ class Stamp:
         extra: Iterable[tuple[str, bytes | None]] = (),
     ) -> Outgoing:
         """A record with its headers. `subject` is the adapter digest where there is one."""
+        return self.encoded(topic, key, type(record), record.encode(), now_ms, subject, partition, extra)
+
+    def encoded(
+        self,
+        topic: str,
+        key: str,
+        kind: type[Record],
+        value: bytes,
+        now_ms: int,
+        subject: str | None = None,
+        partition: int | None = None,
+        extra: Iterable[tuple[str, bytes | None]] = (),
+    ) -> Outgoing:
+        """As `outgoing`, for a record of that kind whose canonical bytes are at hand."""
         self.count += 1
         headers = [
             ("ce_specversion", b"1.0"),
             ("ce_id", f"{self.source}/{self.count}".encode()),
-            ("ce_type", f"switchyard.{record.type}.v{record.version}".encode()),
+            ("ce_type", f"switchyard.{kind.type_name()}.v{kind.model_fields['version'].default}".encode()),
             ("ce_source", f"/switchyard/{self.source}".encode()),
             ("ce_time", datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()),
             ("content-type", b"application/json"),
@@ -82,7 +97,7 @@ class Stamp:
         return Outgoing(
             topic=topic,
             key=key.encode(),
-            value=record.encode(),
+            value=value,
             headers=(*headers, *extra),
             partition=partition,
         )
