@@ -81,14 +81,22 @@ class Ledger:
             refusal=keys.refusal_key(ask.ingress),
         )
         match answer:
+            case [b"leased", _, admitted_us, lease_us, epoch]:
+                return Granted(
+                    decision=decision,
+                    ingress=ask.ingress,
+                    admitted_at_us=int(admitted_us),
+                    lease_ends_at_us=int(lease_us),
+                    epoch=int(epoch),
+                    repeated=False,
+                )
             case [b"full", _, resource, retry_after_ms]:
                 return Full(resource=Resource(resource.decode()), retry_after_ms=int(retry_after_ms))
             case [b"expired", _]:
                 return Expired()
             case [b"closed", _]:
                 return Closed()
-        # A new lease stores what was asked, so that only a stored decision has to be read.
-        return _remembered(answer, asked=ask.decision)
+        return _remembered(answer)
 
     async def refuse(self, refusal: Refusal) -> RefuseAnswer:
         """Remember a permanent refusal; the first word on a job id stands and is answered."""
@@ -177,16 +185,16 @@ _REMEMBERED: Final[dict[bytes, Remembered]] = {
 }  # fmt: skip
 
 
-def _remembered(answer: list[Any], asked: Decision | None = None) -> Remembered:
+def _remembered(answer: list[Any]) -> Remembered:
     match answer:
-        case [b"granted", _, decision, ingress, admitted_us, lease_us, epoch, repeated]:
+        case [b"granted", _, decision, ingress, admitted_us, lease_us, epoch]:
             return Granted(
-                decision=asked if asked and repeated == b"0" else Decision.decode(decision),
+                decision=Decision.decode(decision),
                 ingress=keys.coordinates(ingress.decode()),
                 admitted_at_us=int(admitted_us),
                 lease_ends_at_us=int(lease_us),
                 epoch=int(epoch),
-                repeated=repeated == b"1",
+                repeated=True,
             )
         case [b"refused", _, reason, message, ingress]:
             return Refused(

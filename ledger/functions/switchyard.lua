@@ -97,14 +97,14 @@ local function remembered(row_key, member, body)
   if kind == 'settled' then return {'ended', member} end
   if row[2] ~= body then return {'differs', member} end
   if kind == 'refused' then return {'refused', member, row[8], row[9], row[3]} end
-  return {'granted', member, row[4], row[3], row[5], row[6], row[7], '1'}
+  return {'granted', member, row[4], row[3], row[5], row[6], row[7]}
 end
 
 -- admit: a lease, whole or not at all. KEYS[7]: the memory of a capacity refusal of this ingress record.
 -- ARGS: job, tenant, body hash, ingress, interactive (0|1), digest, window, concurrency_max, window_max, expires_ms,
 --   grace_ms, memory_ms, retry_after_ms, sweep_max, decision.
--- -> granted decision ingress admitted_us lease_us epoch repeated(0|1) | refused reason message ingress | differs
---   | taken_back | ended | full resource retry_after_ms | expired | closed
+-- -> leased admitted_us lease_us epoch | granted decision ingress admitted_us lease_us epoch, as an earlier call was
+--   | refused reason message ingress | differs | taken_back | ended | full resource retry_after_ms | expired | closed
 local function admit(keys, args)
   local member, tenant = member_of(args[1]), word(args[2], 'tenant', 40)
   local found = open_gate(keys)
@@ -146,11 +146,11 @@ local function admit(keys, args)
     'admitted_us', text(now), 'epoch', found.epoch, 'held', '1')
   redis.call('PEXPIRE', keys[6], text(memory_ms))
   take(keys, member, row)
-  return {'granted', member, decision, ingress, text(now), row.lease_us, found.epoch, '0'}
+  return {'leased', member, text(now), row.lease_us, found.epoch}
 end
 
 -- refuse: remember a permanent refusal, unless something is remembered already.
--- ARGS: job, body hash, ingress, reason, message, memory_ms. -> as admit, without full and expired
+-- ARGS: job, body hash, ingress, reason, message, memory_ms. -> as admit, without leased, full and expired
 local function refuse(keys, args)
   local member = member_of(args[1])
   if not open_gate(keys) then return {'closed', member} end
