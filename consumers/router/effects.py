@@ -44,11 +44,11 @@ class Effects:
     def admitted(self, work: Job, granted: Granted) -> Effect:
         """The same bytes whenever it is called for one decision: a signature by Ed25519 holds no dice."""
         decision, ingress = granted.decision, granted.ingress
-        route = self._route(work, granted)
-        request = RequestRouted(route=route, signature=self._key.sign(route), job=work.job)
         digest = decision.identity.adapter
-        outgoing = self._publisher.outgoing(
-            REQUESTS.of(decision.pool), digest, request, digest, decision.partition, work.record.echoes()
+        route = self._route(work, granted).signed_bytes()
+        value = RequestRouted.assembled(route, self._key.sign_bytes(route), work.body)
+        outgoing = self._publisher.encoded(
+            REQUESTS.of(decision.pool), digest, RequestRouted, value, digest, decision.partition, work.record.echoes()
         )
         return Effect(audit=((digest, _admitted(work, granted, decision, ingress)),), appends=(outgoing,))
 

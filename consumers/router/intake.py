@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from infra.kafka.records import Incoming
+from schemas.digest import digest_of
 from schemas.errors import InvalidRecord
 from schemas.ids import JOB_ID_PATTERN, JobId, TenantId
 from schemas.jobs import JobCancelled, JobClass, JobSubmitted, RejectReason
@@ -19,6 +20,8 @@ class Job:
     tenant: TenantId
     job_class: JobClass
     job: JobSubmitted
+    # The canonical job, and its digest: two spellings of the same JSON are the same job.
+    body: bytes
     body_hash: str
     # Whether an earlier look at this record may have taken a lease: it is then not refused before the ledger says so.
     in_doubt: bool
@@ -68,9 +71,16 @@ def read(record: Incoming, in_doubt: bool) -> Work:
             job_id=_job_id_in(record.value),
             answered=job_class is not None,
         )
+    body = job.encode()
     return Job(
-        record=record, tenant=tenant, job_class=job_class, job=job, body_hash=job.body_hash, in_doubt=in_doubt
-    )  # fmt: skip
+        record=record,
+        tenant=tenant,
+        job_class=job_class,
+        job=job,
+        body=body,
+        body_hash=digest_of(body),
+        in_doubt=in_doubt,
+    )
 
 
 def _cancellation(record: Incoming, tenant: TenantId) -> Cancellation | Unreadable:

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 from consumers.router.admission import Admissions
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 
 # A lane's budget per turn: what a flood on one topic can take of everyone's time.
 LANE_RECORDS_MAX = 200
+# What is asked and appended at once: the ledger answers one part while the next is signed.
+PART_RECORDS_MAX = 50
 POLL_MS = 100
 # A lane that waits for a place asks for it with one job, this often.
 RETRY_S_MIN = 0.05
@@ -114,12 +117,11 @@ class Router:
 
     async def _work(self, group: Group, line: Line) -> None:
         works = line.works[: line.width]
-        found = await self._answers(works)
-        if found:
-            self._failpoints.reach("admit")
-        effects, line.works = _settled(works, found, line.works[len(works) :])
+        found = await self._routed(works)
+        replying, left = _settled(works, found)
+        line.works = [*left, *line.works[len(works) :]]
         try:
-            await self._act(group, line, effects)
+            await self._commit(group, line, replying)
         except LaneLost as error:
             # Taken over by another router, or a rebalance under way: committed with what comes next, or by the other.
             log.warning("lane.uncommitted", topic=line.lane.topic, place=line.place, problem=str(error))
@@ -130,28 +132,42 @@ class Router:
         else:
             line.went_on()
 
-    async def _answers(self, works: Sequence[Work]) -> list[Effect | None]:
-        """Together, but for one job id: its records are answered one after another, in the order of the log."""
+    async def _routed(self, works: Sequence[Work]) -> list[Effect | None]:
+        """The answers to works, with what goes to workers appended. All go on together, but for one job id: its
+        records are answered one after another, in the order of the log."""
         found: list[Effect | None] = [None] * len(works)
         waiting: set[str | None] = set()
         for places in _rounds(works):
             asked = [place for place in places if works[place].job_id not in waiting]
-            answers = await _together([self._admissions.answer(works[place]) for place in asked])
-            for place, answer in zip(asked, answers, strict=True):
+            parts = [asked[first : first + PART_RECORDS_MAX] for first in range(0, len(asked), PART_RECORDS_MAX)]
+            answers = await _together([self._part([works[place] for place in part]) for part in parts])
+            for place, answer in zip(asked, chain.from_iterable(answers), strict=True):
                 found[place] = answer
             waiting |= {works[place].job_id for place in places if found[place] is None}
         return found
 
-    async def _act(self, group: Group, line: Line, effects: Sequence[Effect]) -> None:
+    async def _part(self, works: Sequence[Work]) -> list[Effect | None]:
+        """Ask for some works, then append what goes to workers, each audit record before its request."""
+        found = await _together([self._admissions.answer(work) for work in works])
+        self._failpoints.reach("admit")
+        routes = [effect for effect in found if effect is not None and not effect.replies]
+        await self._record(routes)
+        appends = [record for effect in routes for record in effect.appends]
+        if appends:
+            await self._publisher.send_all(appends)
+            self._failpoints.reach("routed")
+        return found
+
+    async def _record(self, effects: Sequence[Effect]) -> None:
         audit = [entry for effect in effects for entry in effect.audit]
         if audit:
             await self._audit.append_all(audit)
             self._failpoints.reach("admitted")
-        appends = [record for effect in effects for record in effect.appends]
-        if appends:
-            await self._publisher.send_all(appends)
-            self._failpoints.reach("routed")
-        replies = [record for effect in effects for record in effect.replies]
+
+    async def _commit(self, group: Group, line: Line, replying: Sequence[Effect]) -> None:
+        """Everything that goes to workers lies in the log: now the replies, and with them the offset."""
+        await self._record(replying)
+        replies = [record for effect in replying for record in effect.replies]
         if replies:
             await line.lane.transact(replies, line.place)
             self._failpoints.reach("replies")
@@ -160,22 +176,20 @@ class Router:
             self._failpoints.reach("commit")
 
 
-def _settled(
-    works: Sequence[Work], found: Sequence[Effect | None], rest: Sequence[Work]
-) -> tuple[list[Effect], list[Work]]:
-    """The effects to carry out now, and the works that stay.
+def _settled(works: Sequence[Work], found: Sequence[Effect | None]) -> tuple[list[Effect], list[Work]]:
+    """The answers to reply with now, and the works that stay.
 
-    A reply commits with its offset, so one behind a job that waits is made anew when its turn comes; a route behind
-    it goes out now, since its job holds a place.
+    A reply commits with its offset, so one behind a job that waits is made anew when its turn comes. A route behind
+    it is out already, since its job holds a place.
     """
-    effects: list[Effect] = []
+    replying: list[Effect] = []
     left: list[Work] = []
     for work, effect in zip(works, found, strict=True):
         if effect is None or (left and effect.replies):
             left.append(work)
-        else:
-            effects.append(effect)
-    return effects, [*left, *rest]
+        elif effect.replies:
+            replying.append(effect)
+    return replying, left
 
 
 def _rounds(works: Sequence[Work]) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """The router process on a real Kafka and Redis, fed by foreign clients."""
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -8,9 +9,12 @@ from functools import partial
 import pytest
 
 from infra.launch.stack import Stack
-from schemas.audit import Admitted, CancelRequested, Rejected
+from infra.redis import connect
+from ledger.rebuild import Gate, rebuild
+from schemas.audit import AUDIT_RECORDS, Admitted, CancelRequested, Rejected, WriterClosed
 from schemas.jobs import JobCancelled, JobClass, RejectReason, RequestRouted
 from schemas.keys import KeyRole
+from schemas.record import decode_one_of
 from schemas.signing import verify
 from schemas.topics import DLQ_REASON
 from tests.factories import configured, make_job
@@ -142,6 +146,57 @@ async def test_a_cancellation_that_comes_before_its_job_wins(stack: Stack, tenan
         assert len(await routing.letters()) == 2
 
 
+async def test_a_closed_ledger_refuses_or_holds_and_goes_on_once_it_was_rebuilt(stack: Stack, tenant: Tenants) -> None:
+    async with routing_on(stack, [tenant()]) as routing:
+        await routing.start()
+        admin = connect(stack.redis("admin"))
+        await Gate(admin).raise_epoch()
+        batch = make_job(alias="a")
+        await routing.post("batch", batch)
+        await routing.jobs(make_job(alias="a"), b"broken")
+        await routing.cancel("later")
+        await until(lambda: answered(routing, 2))
+        closed, broken = await routing.rejected()
+        assert (closed.reason, closed.retryable) == (RejectReason.NOT_READY, True)
+        assert broken.reason is RejectReason.INVALID_RECORD
+        assert await routing.routed() == []
+        await rebuild(stack.kafka("admin"), admin)
+        await admin.aclose()
+        await routing.drained()
+        assert await routing.routed_ids() == {batch.job_id}
+        assert [r.job_id for r in await routing.audit() if isinstance(r, CancelRequested)] == ["later"]
+
+
+async def test_told_to_stop_it_finishes_the_turn_in_hand_and_closes_its_audit(stack: Stack, tenant: Tenants) -> None:
+    async with routing_on(stack, [tenant()]) as routing:
+        first = await routing.start()
+        jobs = [make_job(alias="a") for _ in range(300)]
+        await routing.jobs(*jobs)
+        await until(lambda: at_least(routing, 1))
+        first.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.wait_exit, 20) == 0
+        await routing.start()
+        await routing.drained()
+        assert Counter(r.route.job_id for r, _ in await routing.routed()) == {job.job_id: 1 for job in jobs}
+        records = [decode_one_of(AUDIT_RECORDS, r.value) for r in await routing.world.read("audit")]
+        writers = {r.writer for r in records if isinstance(r, Admitted) and r.identity.tenant == routing.tenant}
+        assert writers & {r.writer for r in records if isinstance(r, WriterClosed)}
+
+
+async def test_a_flood_of_one_tenant_does_not_hold_up_another(stack: Stack, tenant: Tenants) -> None:
+    async with routing_on(stack, [tenant(), tenant()], rows=10_000) as routing:
+        flooding, calm = routing.tenants
+        await routing.jobs(*[make_job(alias="a") for _ in range(5_000)], tenant=flooding)
+        await routing.start()
+        await until(lambda: at_least(routing, 100))
+        job = make_job(alias="b")
+        await routing.jobs(job, tenant=calm)
+        await until(lambda: is_routed(routing, job.job_id))
+        assert len(await routing.routed()) < 5_000
+        await routing.drained()
+        assert len(await routing.routed_ids()) == 5_001
+
+
 STEPS = ("admit", "admitted", "routed", "replies", "commit", "routed@2", "admitted@3")
 
 
@@ -199,6 +254,10 @@ async def answered(routing: Routing, replies: int) -> bool:
 
 async def at_least(routing: Routing, routes: int) -> bool:
     return len(await routing.routed_ids()) >= routes
+
+
+async def is_routed(routing: Routing, job_id: str) -> bool:
+    return job_id in await routing.routed_ids()
 
 
 async def settle_one(routing: Routing) -> None:

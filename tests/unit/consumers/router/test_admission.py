@@ -1,0 +1,243 @@
+"""One answer to each piece of work, whatever the ledger says or fails to say. The ledger is the fold in memory."""
+
+import pytest
+
+from consumers.router.admission import Admissions
+from consumers.router.effects import NOTHING, Effect, Effects
+from consumers.router.intake import Work, read
+from infra.kafka.publisher import Publisher
+from infra.kafka.records import Incoming
+from infra.metrics import Metrics
+from infra.settings import KafkaSettings
+from ledger.answers import Admission, AdmitAnswer
+from ledger.registry import Registry
+from ledger.store import LedgerUnavailable, LedgerUnreachable
+from schemas.adapters import AdapterRevoked
+from schemas.audit import Admitted, CancelRequested, Rejected
+from schemas.jobs import JobCancelled, RejectReason, RequestCancelled, RequestRouted
+from schemas.keys import KeyRole
+from schemas.record import Record
+from schemas.replies import JobRejected
+from schemas.signing import verify
+from schemas.topics import ADAPTERS
+from tests.factories import KEYS_OF_ROLE, configured, make_job, make_registry, make_world
+from tests.fakes_ledger import START_MS, MemoryLedger
+
+KAFKA = KafkaSettings(bootstrap="nowhere:1", username="router", password="secret")
+
+
+class StillClock:
+    """Stands where the ledger's time stands."""
+
+    def now_ms(self) -> int:
+        return START_MS
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+class FailingLedger(MemoryLedger):
+    """Admits, and then its answer may be lost."""
+
+    failure: LedgerUnavailable | None = None
+
+    async def admit(self, ask: Admission) -> AdmitAnswer:
+        answer = await super().admit(ask)
+        if self.failure:
+            raise self.failure
+        return answer
+
+
+class Desk:
+    """Admissions over a registry and a ledger, and records as they would be read."""
+
+    def __init__(self, ledger: MemoryLedger | None = None, registry: Registry | None = None) -> None:
+        self.ledger = ledger or MemoryLedger()
+        self.registry = registry or make_registry()
+        publisher = Publisher(KAFKA, "router-test", StillClock())
+        effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
+        self.admissions = Admissions(self.ledger, self.registry, effects, "route-1", StillClock(), Metrics())
+        self.admissions.closed = None
+        self._offset = 0
+
+    def work(self, content: Record | bytes, topic: str = "jobs.acme", in_doubt: bool = False) -> Work:
+        self._offset += 1
+        value = content if isinstance(content, bytes) else content.encode()
+        headers = (("correlation_id", b"c-1"), ("tenant", b"globex"))
+        record = Incoming(
+            topic=topic, partition=0, offset=self._offset, timestamp_ms=START_MS, key=None, value=value, headers=headers
+        )
+        return read(record, in_doubt)
+
+    async def post(self, content: Record | bytes, topic: str = "jobs.acme") -> Effect | None:
+        return await self.admissions.answer(self.work(content, topic))
+
+
+def reply_of(effect: Effect | None) -> JobRejected:
+    assert effect is not None
+    return JobRejected.decode(effect.replies[-1].value)
+
+
+def request_of(effect: Effect | None) -> RequestRouted:
+    assert effect is not None
+    (outgoing,) = effect.appends
+    return RequestRouted.decode(outgoing.value)
+
+
+async def test_a_route_is_one_record_whose_bytes_are_its_own_encoding() -> None:
+    desk = Desk()
+    job = make_job(session_id="s", messages=None)
+    effect = await desk.post(job)
+    request = request_of(effect)
+    assert effect is not None
+    assert effect.appends[0].value == request.encode()
+    route = request.route
+    verify(route, request.signature, route.key_id, KeyRole.ROUTE, desk.registry.keys(KeyRole.ROUTE))
+    ((key, admitted),) = effect.audit
+    assert isinstance(admitted, Admitted)
+    assert key == route.identity.adapter == admitted.identity.adapter
+    assert (admitted.body_hash, admitted.ingress) == (job.body_hash, route.ingress)
+    assert ("correlation_id", b"c-1") in effect.appends[0].headers
+
+
+async def test_identity_in_a_header_is_ignored() -> None:
+    assert request_of(await Desk().post(make_job())).route.identity.tenant == "acme"
+
+
+async def test_a_redelivered_record_gives_the_same_bytes_although_its_alias_went_away() -> None:
+    desk = Desk()
+    work = desk.work(make_job())
+    first = await desk.admissions.answer(work)
+    digest = request_of(first).route.identity.adapter
+    revoked = AdapterRevoked(adapter=digest, reason="broken", revoked_by="tests")
+    desk.registry.apply(ADAPTERS.name, 99, revoked.encode())
+    again = await desk.admissions.answer(work)
+    assert first is not None
+    assert again is not None
+    assert again.appends[0].value == first.appends[0].value
+    assert again.audit == first.audit
+
+
+async def test_the_same_job_at_another_place_is_acknowledged_and_appends_nothing() -> None:
+    desk, job = Desk(), make_job()
+    await desk.post(job)
+    assert await desk.post(job) == NOTHING
+    assert reply_of(await desk.post(make_job(job.job_id, prompt="Another."))).reason is RejectReason.JOB_ID_REUSED
+
+
+async def test_a_refused_job_is_refused_in_the_same_words_again() -> None:
+    desk, job = Desk(), make_job(alias="nothing")
+    first = await desk.post(job)
+    second = await desk.post(job)
+    one, two = reply_of(first), reply_of(second)
+    assert (one.reason, one.message) == (two.reason, two.message)
+    assert one.ingress != two.ingress
+    assert first is not None
+    ((key, rejected),) = first.audit
+    assert key == "tenant/acme"
+    assert isinstance(rejected, Rejected)
+    assert (rejected.ingress, rejected.body_hash) == (one.ingress, job.body_hash)
+
+
+async def test_without_a_place_an_interactive_job_may_come_again_and_a_batch_job_waits() -> None:
+    desk = Desk(registry=make_registry([*make_world(), configured("acme", concurrency_max=1)]))
+    await desk.post(make_job())
+    full = await desk.post(make_job())
+    reply = reply_of(full)
+    assert (reply.reason, reply.retryable, bool(reply.retry_after_ms)) == (RejectReason.CAPACITY, True, True)
+    assert full is not None
+    assert full.audit == ()
+    assert await desk.post(make_job(), "batch.acme") is None
+
+
+async def test_a_closed_ledger_admits_nothing_and_holds_batch_jobs_and_cancellations() -> None:
+    desk = Desk(MemoryLedger(is_open=False))
+    assert reply_of(await desk.post(make_job())).reason is RejectReason.NOT_READY
+    assert reply_of(await desk.post(make_job(alias="nothing"))).retryable
+    assert await desk.post(make_job(), "batch.acme") is None
+    assert await desk.post(JobCancelled(job_id="job-x"), "cancel.acme") is None
+    assert desk.admissions.ledger_problem is not None
+
+
+async def test_a_view_that_cannot_be_trusted_admits_nothing_new() -> None:
+    desk = Desk()
+    desk.admissions.closed = "stale"
+    assert reply_of(await desk.post(make_job())).reason is RejectReason.NOT_READY
+    assert await desk.post(make_job(), "batch.acme") is None
+    assert await desk.admissions.answer(desk.work(make_job(), in_doubt=True)) is None
+
+
+async def test_a_job_whose_lease_may_have_been_taken_is_not_told_to_come_again() -> None:
+    ledger = FailingLedger()
+    desk = Desk(ledger)
+    work = desk.work(make_job())
+    ledger.failure = LedgerUnavailable()
+    assert await desk.admissions.answer(work) is None
+    desk.admissions.closed = "stale"
+    assert await desk.admissions.answer(work) is None
+    ledger.failure, desk.admissions.closed = None, None
+    assert request_of(await desk.admissions.answer(work)).route.job_id == work.job_id
+
+
+async def test_where_nobody_listens_an_interactive_job_is_told_to_come_again() -> None:
+    ledger = FailingLedger()
+    ledger.failure = LedgerUnreachable()
+    assert reply_of(await Desk(ledger).post(make_job())).reason is RejectReason.NOT_READY
+
+
+async def test_a_deadline_that_passes_at_the_ledger_is_remembered() -> None:
+    desk = Desk()
+    job = make_job(deadline_ms=1)
+    desk.ledger.now_us += 5_000
+    assert reply_of(await desk.post(job)).reason is RejectReason.DEADLINE_PASSED
+    assert reply_of(await desk.post(job)).reason is RejectReason.DEADLINE_PASSED
+
+
+async def test_an_early_cancellation_wins_and_a_late_one_reaches_the_workers() -> None:
+    desk = Desk()
+    early = await desk.post(JobCancelled(job_id="early"), "cancel.acme")
+    assert early is not None
+    ((key, requested),) = early.audit
+    assert isinstance(requested, CancelRequested)
+    assert (key, requested.identity, early.appends) == ("tenant/acme", None, ())
+    assert reply_of(await desk.post(make_job("early"))).reason is RejectReason.CANCELLED
+    route = request_of(await desk.post(make_job("late"))).route
+    late = await desk.post(JobCancelled(job_id="late"), "cancel.acme")
+    assert late is not None
+    cancelled = RequestCancelled.decode(late.appends[0].value)
+    assert (cancelled.identity, cancelled.ingress) == (route.identity, route.ingress)
+    assert late.audit[0][0] == route.identity.adapter
+
+
+BROKEN: dict[str, tuple[bytes, str | None]] = {
+    "no JSON": (b"{", None),
+    "a list": (b"[]", None),
+    "an unknown field": (b'{"job_id": "torn", "alias": "support", "prompt": "x", "adapter": "mine"}', "torn"),
+    "no text": (b'{"job_id": "torn", "alias": "support"}', "torn"),
+    "a job id that is none": (b'{"job_id": "../torn", "alias": "support", "prompt": "x"}', None),
+    "a job id that is no text": (b'{"job_id": 5, "alias": "support", "prompt": "x"}', None),
+    "a job id twice": (b'{"job_id": "torn", "job_id": "torn", "alias": "support", "prompt": "x"}', None),
+    "not UTF-8": (b'{"job_id": "\xff"}', None),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_broken_job_goes_to_the_dead_letters_and_its_tenant_hears_what_to_mend(case: str) -> None:
+    value, job_id = BROKEN[case]
+    effect = await Desk().post(value)
+    assert effect is not None
+    letter, _ = effect.replies
+    reply = reply_of(effect)
+    assert (letter.topic, letter.value) == ("dlq", value)
+    assert (reply.job_id, reply.reason, reply.retryable) == (job_id, RejectReason.INVALID_RECORD, False)
+    assert len(reply.message) > 10
+    assert effect.appends == ()
+
+
+@pytest.mark.parametrize("content", [b"nonsense", JobCancelled(job_id="x", tenant="globex"), make_job()])
+async def test_a_broken_cancellation_is_a_dead_letter_and_no_reply(content: Record | bytes) -> None:
+    effect = await Desk().post(content, "cancel.acme")
+    assert effect is not None
+    assert [outgoing.topic for outgoing in effect.replies] == ["dlq"]
+    assert effect.audit == ()
+    assert effect.appends == ()

@@ -1,0 +1,73 @@
+"""What stays and what goes when some of a lane's work must wait, and in which order one job id is answered."""
+
+from consumers.router.effects import NOTHING, Effect
+from consumers.router.intake import Unreadable, Work
+from consumers.router.loop import LANE_RECORDS_MAX, RETRY_S_MAX, Line, _rounds, _settled
+from infra.kafka.group import Lane
+from infra.kafka.records import Incoming, Outgoing
+from schemas.jobs import RejectReason
+
+REPLY = Effect(replies=(Outgoing(topic="replies.acme", key=None, value=b""),))
+ROUTE = Effect(appends=(Outgoing(topic="requests.main", key=None, value=b""),))
+
+
+def make_work(offset: int, job_id: str | None = None) -> Work:
+    record = Incoming(
+        topic="jobs.acme", partition=0, offset=offset, timestamp_ms=0, key=None, value=None, headers=()
+    )  # fmt: skip
+    return Unreadable(
+        record=record,
+        tenant="acme",
+        reason=RejectReason.INVALID_RECORD,
+        detail="",
+        job_id=job_id or f"job-{offset}",
+        answered=True,
+    )
+
+
+def make_line(committed: int, following: int) -> Line:
+    lane = Lane.__new__(Lane)
+    lane.lost, lane.committed, lane.next = False, committed, following
+    return Line(lane=lane)
+
+
+def settled(*found: Effect | None) -> tuple[list[Effect], list[int]]:
+    replying, left = _settled([make_work(offset) for offset in range(len(found))], found)
+    return replying, [work.record.offset for work in left]
+
+
+def test_answered_work_goes() -> None:
+    assert settled(REPLY, ROUTE, NOTHING, REPLY) == ([REPLY, REPLY], [])
+
+
+def test_a_reply_behind_a_job_that_waits_is_made_anew_and_a_route_is_not() -> None:
+    assert settled(REPLY, None, ROUTE, REPLY, NOTHING, None) == ([REPLY], [1, 3, 5])
+
+
+def test_records_of_one_job_id_are_answered_one_after_another() -> None:
+    works = [make_work(offset, job_id) for offset, job_id in enumerate(["a", "b", "a", "c", "a", "b"])]
+    assert _rounds(works) == [[0, 1, 3], [2, 5], [4]]
+
+
+def test_a_line_commits_up_to_what_is_left() -> None:
+    line = make_line(committed=3, following=9)
+    assert line.place == 9
+    assert line.has_work
+    line.works = [make_work(5), make_work(7)]
+    assert line.place == 5
+    line.works, line.lane.committed = [], 9
+    assert not line.has_work
+
+
+def test_a_lane_that_waits_asks_with_one_job_and_widens_when_it_goes_on() -> None:
+    line = make_line(0, 1)
+    for _ in range(10):
+        line.waits(now=100.0)
+    assert (line.width, line.retry_at) == (1, 100.0 + RETRY_S_MAX)
+    widths = []
+    for _ in range(10):
+        line.went_on()
+        widths.append(line.width)
+    assert widths[:3] == [2, 4, 8]
+    assert widths[-1] == LANE_RECORDS_MAX
+    assert line.retry_at == 0.0
