@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +38,16 @@ class AsyncVllmBackend:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._cleansing: asyncio.Task[None] | None = None
         self._progress_s = 0.0
+        self._closing = AsyncExitStack()
 
     async def start(self, deliver: Deliver, die: Die) -> None:
         self._deliver, self._die = deliver, die
         self._llm: AsyncLLM = await asyncio.to_thread(self._build)
+        self._closing.push_async_callback(asyncio.to_thread, self._llm.shutdown)
         # The first use of this is a call to the core, which would hang in a request if the core had died by then.
         await self._llm.get_supported_tasks()
-        self._watch = asyncio.create_task(self._watch_core())
+        watch = asyncio.create_task(self._watch_core())
+        self._closing.callback(watch.cancel)
 
     def _build(self) -> "AsyncLLM":
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -54,9 +57,9 @@ class AsyncVllmBackend:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(self._settings)))
 
     async def stop(self) -> None:
-        for task in [self._watch, *self._requests.values()]:
+        for task in self._requests.values():
             task.cancel()
-        await asyncio.to_thread(self._llm.shutdown)
+        await self._closing.aclose()
 
     def stuck_s(self) -> float:
         return time.monotonic() - self._progress_s if self._requests else 0.0
