@@ -32,10 +32,8 @@ def adapter() -> None:
 @click.option("--evaluation-report", type=FILE, help="Stored; its digest is recorded in the manifest.")
 @click.option("--max-replicas", default=1, show_default=True, type=click.IntRange(1, 64), help="Home partitions.")
 def submit(directory: Path, **options: Any) -> None:
-    """Scan, validate and store the adapter in DIRECTORY, and print its digest.
-
-    `options` are the fields of a Submission, checked by click.
-    """
+    """Scan, validate and store the adapter in DIRECTORY, and print its digest."""
+    # `Any`: click has checked them, and they are named like the fields.
     submission = Submission(directory=directory, **options)
     manifest = at_desk(lambda desk: publish.submit(desk, submission))
     click.echo(manifest.digest)
