@@ -144,17 +144,18 @@ class Registry:
             self.workers[record.worker] = record
 
     def _fold_adapter(self, record: Record) -> None:
-        if isinstance(record, AdapterSubmitted):
-            self._change(record.adapter, submitted=record)
-        elif isinstance(record, AdapterGated):
-            self._change(record.adapter, gated=record)
-        elif isinstance(record, AdapterApproved):
-            self._change(record.adapter, approved=record)
-        elif isinstance(record, AdapterRevoked):
-            self._change(record.adapter, revoked=record)
-        elif isinstance(record, AdapterDrained):
-            entry = self.adapters.get(record.adapter) or AdapterEntry(digest=record.adapter)
-            self._change(record.adapter, drained=(*entry.drained, record))
+        match record:
+            case AdapterSubmitted():
+                self._change(record.adapter, submitted=record)
+            case AdapterGated():
+                self._change(record.adapter, gated=record)
+            case AdapterApproved():
+                self._change(record.adapter, approved=record)
+            case AdapterRevoked():
+                self._change(record.adapter, revoked=record)
+            case AdapterDrained():
+                entry = self.adapters.get(record.adapter) or AdapterEntry(digest=record.adapter)
+                self._change(record.adapter, drained=(*entry.drained, record))
 
     def _change(self, digest: str, **fields: object) -> None:
         entry = self.adapters.get(digest) or AdapterEntry(digest=digest)

@@ -18,8 +18,8 @@ from faststream.security import SASLScram512
 from consumers.settler.settle import Settler
 from infra.failpoints import Failpoints
 from infra.kafka.clients import FETCH_WAIT_MS, HEARTBEAT_MS, PARTITION_FETCH_BYTES, REBALANCE_MS, SESSION_MS
-from infra.kafka.group import incoming
 from infra.kafka.publisher import AuditWriter, Publisher
+from infra.kafka.records import incoming
 from infra.logs import ActionLog
 from infra.process import Process, run
 from infra.redis import connect

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.structs import OffsetAndMetadata
 
 from infra.kafka import clients
-from infra.kafka.records import Incoming, Outgoing
+from infra.kafka.records import Incoming, Outgoing, incoming
 from infra.logs import ActionLog
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError
@@ -288,16 +288,3 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         for lane in lanes:
             if lane.partition in owned:
                 self._consumer.seek(lane.partition, lane.next)
-
-
-def incoming(record: ConsumerRecord[bytes, bytes]) -> Incoming:
-    """aiokafka's record as ours."""
-    return Incoming(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp_ms=record.timestamp,
-        key=record.key,
-        value=record.value,
-        headers=tuple(record.headers),
-    )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
+from aiokafka.structs import ConsumerRecord
+
 from schemas import topics
 from schemas.record import Coordinates, Record
 
@@ -101,6 +103,19 @@ class Stamp:
             headers=(*headers, *extra),
             partition=partition,
         )
+
+
+def incoming(record: ConsumerRecord[bytes, bytes]) -> Incoming:
+    """aiokafka's record as ours."""
+    return Incoming(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=tuple(record.headers),
+    )
 
 
 def dead_letter(record: Incoming, component: str, reason: str, detail: str) -> Outgoing:

@@ -7,14 +7,14 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from infra.clock import Clock
 from infra.kafka import clients
-from infra.kafka.group import incoming
-from infra.kafka.records import Incoming
+from infra.kafka.records import Incoming, incoming
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError
 
 # How long one poll of a tail waits; also how soon a stop is noticed.
 POLL_MS = 100
-READ_S = 60.0
+# A replay that gets nothing for so many polls is not going on.
+READ_POLLS_MAX = 600
 
 Apply = Callable[[Incoming], None]
 
@@ -133,27 +133,31 @@ async def read_range(
     settings: KafkaSettings, topic: str, partition: int, start: int | None = None, end: int | None = None
 ) -> AsyncIterator[Incoming]:
     """A partition's committed records from `start` (its beginning) up to `end` (where it ends now), exclusive."""
+    place = TopicPartition(topic, partition)
     consumer = clients.make_consumer(settings)
     await clients.start(consumer)
     try:
-        place = TopicPartition(topic, partition)
         consumer.assign([place])
         first = (await consumer.beginning_offsets([place]))[place]
         last = (await consumer.end_offsets([place]))[place]
         stop_at = last if end is None else min(end, last)
         consumer.seek(place, max(first, start or 0))
-        async with asyncio.timeout(None) as deadline:
-            while await consumer.position(place) < stop_at:
-                deadline.reschedule(asyncio.get_running_loop().time() + READ_S)
-                polled = await consumer.getmany(place, timeout_ms=POLL_MS)
-                deadline.reschedule(None)
-                for record in polled.get(place, []):
-                    if record.offset < stop_at:
-                        yield incoming(record)
-    except TimeoutError as error:
-        raise ReadStalled from error
+        while await consumer.position(place) < stop_at:
+            for record in await _next_of(consumer, place):
+                if record.offset < stop_at:
+                    yield record
     finally:
         await clients.stop(consumer)
+
+
+async def _next_of(consumer: AIOKafkaConsumer, place: TopicPartition) -> list[Incoming]:
+    """The next records; none where only a transaction's marker was passed. Raises ReadStalled."""
+    before = await consumer.position(place)
+    for _ in range(READ_POLLS_MAX):
+        polled = await consumer.getmany(place, timeout_ms=POLL_MS)
+        if polled or await consumer.position(place) > before:
+            return [incoming(record) for record in polled.get(place, [])]
+    raise ReadStalled
 
 
 async def end_offsets(settings: KafkaSettings, topic: str) -> dict[int, int]:

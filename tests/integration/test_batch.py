@@ -115,7 +115,7 @@ async def test_a_failed_job_is_an_error_line_and_a_refused_one_is_tried_again(st
 @pytest.mark.slow
 async def test_a_batch_killed_at_random_points_ends_with_every_line_once(stack: Stack, files: Files) -> None:
     files.write([line(number) if number % 10 else "no json" for number in range(300)])
-    dice = random.Random(3)  # noqa: S311 - a seed makes a failure repeatable
+    dice = random.Random(3)
 
     async with Answering(stack, files.tenant, pause_s=0.005):
         for _ in range(8):

@@ -237,7 +237,7 @@ async def test_a_call_without_an_answer_is_sent_once() -> None:
 
 async def test_cancelled_calls_never_hand_their_answer_to_another(admin: Redis) -> None:
     ledger, expires_at_ms = Ledger(admin), await soon(admin)
-    decision, numbers, dice = make_decision(expires_at_ms=expires_at_ms), count(), random.Random(7)  # noqa: S311 - seeded
+    decision, numbers, dice = make_decision(expires_at_ms=expires_at_ms), count(), random.Random(7)
 
     async def one() -> None:
         ask = make_admission(f"job-{next(numbers)}", decision, concurrency_max=100_000, window_max=100_000)
@@ -258,7 +258,7 @@ Answer = AdmitAnswer | BeginAnswer | CancelAnswer | SettleAnswer | bool
 
 
 async def test_the_fold_and_redis_answer_the_same_to_any_sequence_of_calls(admin: Redis) -> None:
-    dice, fold, redis = random.Random(11), MemoryLedger(), Ledger(admin)  # noqa: S311 - seeded
+    dice, fold, redis = random.Random(11), MemoryLedger(), Ledger(admin)
     fold.now_us = await Gate(admin).now_us()
     fold.books.epoch = 0
     fold.reopen()

@@ -3,9 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from itertools import count
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,113 +12,27 @@ from infra.launch.stack import Stack
 from infra.launch.start import Process
 from infra.redis import connect
 from infra.settings import EngineSettings
-from ledger.answers import Admission, Decision, Granted
-from ledger.rebuild import rebuild
 from ledger.store import Ledger
 from schemas.adapters import AdapterRevoked
-from schemas.audit import AUDIT_RECORDS, AdapterEvicted, Started
-from schemas.errors import InvalidRecord
-from schemas.jobs import JobSubmitted, Outcome, RequestCancelled, RequestRouted
-from schemas.keys import KeyRole
-from schemas.metering import UsageRecorded
-from schemas.record import Coordinates, decode_one_of
-from schemas.replies import FINAL_REPLIES, JobCompleted, JobFailed, TokensGenerated
-from schemas.topics import ADAPTERS, CANCELS, DLQ_REASON, REQUESTS
+from schemas.audit import AdapterEvicted, Started
+from schemas.jobs import Outcome, RequestCancelled
+from schemas.replies import JobCompleted, JobFailed
+from schemas.topics import ADAPTERS, CANCELS, REQUESTS
 from tests.factories import make_job
-from tests.routes import changed, make_route, signed
-from tests.world import PARTITIONS, World, make_world_on
+from tests.routes import changed, make_route
+from tests.workbench import WAIT_S, Bench, bench_on
+from tests.world import PARTITIONS, World
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
 
-WAIT_S = 60.0
-DEADLINE_MS = 600_000
 FAKE = EngineSettings(kind="fake", slots=2, rows=8, step_ms=10)
 SLOW = EngineSettings(kind="fake", slots=2, rows=8, step_ms=60)
-_names = count(1)
-
-
-class Bench:
-    """A world, a router's pen and the records that come back."""
-
-    def __init__(self, world: World, ledger: Ledger) -> None:
-        self.world = world
-        self.ledger = ledger
-        self.tenants = sorted({tenant for tenant, _ in world.digests})
-
-    async def admit(self, tenant: str, job: JobSubmitted, **fields: object) -> RequestRouted:
-        """Take the lease and sign the route, as a router does."""
-        values = {"expires_at_ms": SystemClock().now_ms() + DEADLINE_MS, **fields}
-        key = self.world.key(KeyRole.ROUTE)
-        request = make_route(self.world.registry, job, tenant, self.world.pool, key, PARTITIONS, **values)
-        answer = await self.ledger.admit(
-            Admission(
-                job_id=job.job_id,
-                body_hash=job.body_hash,
-                ingress=request.route.ingress,
-                decision=Decision.of_route(request.route),
-                concurrency_max=10_000,
-                window_max=10_000,
-            )
-        )
-        assert isinstance(answer, Granted)
-        return request
-
-    async def route(self, request: RequestRouted, partition: int | None = None, key: str | None = None) -> Coordinates:
-        place = request.route.partition if partition is None else partition
-        return await self.world.publisher.publish(
-            REQUESTS.of(self.world.pool), key or request.route.identity.adapter, request, partition=place
-        )
-
-    async def submit(
-        self, tenant: str, alias: str, tokens: int = 8, jobs: int = 1, **fields: object
-    ) -> list[RequestRouted]:
-        made = [await self.admit(tenant, make_job(alias=alias, tokens_max=tokens), **fields) for _ in range(jobs)]
-        await asyncio.gather(*(self.route(request) for request in made))
-        return made
-
-    async def replies(self) -> list[JobCompleted | JobFailed]:
-        found = [r for tenant in self.tenants for r in await self.world.read(f"replies.{tenant}")]
-        replies = [decode_one_of(FINAL_REPLIES, record.value) for record in found]
-        return [reply for reply in replies if isinstance(reply, JobCompleted | JobFailed)]
-
-    async def usage(self) -> list[UsageRecorded]:
-        records = [UsageRecorded.decode(r.value) for r in await self.world.read("metering")]
-        return [record for record in records if record.identity.tenant in self.tenants]
-
-    async def chunks(self) -> list[TokensGenerated]:
-        found = [r for tenant in self.tenants for r in await self.world.read(f"stream.{tenant}")]
-        return [TokensGenerated.decode(record.value) for record in found]
-
-    async def audit(self) -> list[object]:
-        return [decode_one_of(AUDIT_RECORDS, r.value) for r in await self.world.read("audit")]
-
-    async def letters(self) -> list[str]:
-        """Reasons of the dead letters of this pool."""
-        topic = REQUESTS.of(self.world.pool).encode()
-        return [(dict(r.headers)[DLQ_REASON] or b"").decode() for r in await self.world.read("dlq") if r.key == topic]
-
-    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not await condition():
-                await asyncio.sleep(0.1)
-
-    async def finished(self, number: int) -> list[JobCompleted | JobFailed]:
-        """Wait for this many final replies, and check that every one has exactly one usage record."""
-
-        async def enough() -> bool:
-            return len(await self.replies()) >= number
-
-        await self.until(enough)
-        replies = await self.replies()
-        usage = Counter(record.job_id for record in await self.usage())
-        assert len(replies) == number
-        assert usage == Counter(reply.job_id for reply in replies)
-        assert set(usage.values()) <= {1}
-        return replies
+Tenants = Callable[[], str]
+Workers = Callable[[World, EngineSettings], Process]
 
 
 @pytest.fixture
-def worker(stack: Stack) -> Iterator[Callable[[World, EngineSettings], Process]]:
+def worker(stack: Stack) -> Iterator[Workers]:
     started: list[Process] = []
 
     def start(world: World, engine: EngineSettings = FAKE) -> Process:
@@ -133,22 +45,7 @@ def worker(stack: Stack) -> Iterator[Callable[[World, EngineSettings], Process]]
         process.kill()
 
 
-@asynccontextmanager
-async def bench_on(
-    stack: Stack, tenants: Sequence[str], aliases: Sequence[str] = ("a", "b", "c")
-) -> AsyncIterator[Bench]:
-    admin = connect(stack.redis("admin"))
-    await rebuild(stack.kafka("admin"), admin)
-    ledger = Ledger(connect(stack.redis("router")))
-    async with make_world_on(stack, f"pool-{next(_names)}", dict.fromkeys(tenants, aliases)) as world:
-        yield Bench(world, ledger)
-    await ledger.close()
-    await admin.aclose()
-
-
-async def started(
-    worker: Callable[[World, EngineSettings], Process], bench: Bench, engine: EngineSettings = FAKE
-) -> Process:
+async def started(worker: Workers, bench: Bench, engine: EngineSettings = FAKE) -> Process:
     return await asyncio.to_thread(worker, bench.world, engine)
 
 
@@ -156,7 +53,9 @@ def marker(digest: str) -> str:
     return f"«{digest.removeprefix('sha256:')[:8]}»"
 
 
-async def test_each_job_runs_under_its_own_adapter_and_ends_once(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_each_job_runs_under_its_own_adapter_and_ends_once(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant(), tenant()]) as bench:
         await started(worker, bench)
         for name in bench.tenants:
@@ -171,7 +70,7 @@ async def test_each_job_runs_under_its_own_adapter_and_ends_once(stack: Stack, t
         assert {r.job_id: r.identity for r in begun} == identities
 
 
-async def test_the_stream_is_the_reply_in_pieces(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_the_stream_is_the_reply_in_pieces(stack: Stack, tenant: Tenants, worker: Workers) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench)
         await bench.submit(bench.tenants[0], "a", tokens=40)
@@ -183,7 +82,9 @@ async def test_the_stream_is_the_reply_in_pieces(stack: Stack, tenant, worker) -
         assert sum(chunk.tokens for chunk in chunks) == reply.usage.completion_tokens == 40
 
 
-async def test_after_kill_9_in_mid_stream_every_job_still_ends_once(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_after_kill_9_in_mid_stream_every_job_still_ends_once(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         first = await started(worker, bench, SLOW)
         await bench.submit(bench.tenants[0], "a", tokens=60, jobs=8)
@@ -206,7 +107,7 @@ async def test_after_kill_9_in_mid_stream_every_job_still_ends_once(stack: Stack
 
 
 @pytest.mark.parametrize("step", ["begun", "started", "streamed@5", "ending", "ended"])
-async def test_killed_between_any_two_steps_every_job_still_ends_once(stack: Stack, tenant, step: str) -> None:  # type: ignore[no-untyped-def]
+async def test_killed_between_any_two_steps_every_job_still_ends_once(stack: Stack, tenant: Tenants, step: str) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         name, pool = f"worker-{bench.world.pool}", bench.world.pool
         armed = await asyncio.to_thread(
@@ -221,7 +122,7 @@ async def test_killed_between_any_two_steps_every_job_still_ends_once(stack: Sta
         again.kill()
 
 
-async def test_an_orderly_stop_hands_over_without_a_crash(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_an_orderly_stop_hands_over_without_a_crash(stack: Stack, tenant: Tenants, worker: Workers) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         first = await started(worker, bench, SLOW)
         await bench.submit(bench.tenants[0], "a", tokens=30, jobs=12)
@@ -239,7 +140,9 @@ async def test_an_orderly_stop_hands_over_without_a_crash(stack: Stack, tenant, 
         assert {reply.receipt.attempt for reply in replies} == {1}
 
 
-async def test_a_copy_at_another_offset_is_neither_executed_nor_answered(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_a_copy_at_another_offset_is_neither_executed_nor_answered(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench)
         (request,) = await bench.submit(bench.tenants[0], "a")
@@ -251,7 +154,9 @@ async def test_a_copy_at_another_offset_is_neither_executed_nor_answered(stack: 
         assert len(runs) == 1
 
 
-async def test_what_no_router_wrote_here_is_a_dead_letter_with_its_reason(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_what_no_router_wrote_here_is_a_dead_letter_with_its_reason(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench)
         good = await bench.admit(bench.tenants[0], make_job(alias="a"))
@@ -276,7 +181,7 @@ async def test_what_no_router_wrote_here_is_a_dead_letter_with_its_reason(stack:
         }  # fmt: skip
 
 
-async def test_an_expired_job_ends_expired_without_a_token(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_an_expired_job_ends_expired_without_a_token(stack: Stack, tenant: Tenants, worker: Workers) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         now_ms = SystemClock().now_ms()
         request = await bench.admit(bench.tenants[0], make_job(alias="a"), expires_at_ms=now_ms + 2_000)
@@ -288,7 +193,9 @@ async def test_an_expired_job_ends_expired_without_a_token(stack: Stack, tenant,
         assert (reply.outcome, reply.usage.completion_tokens) == (Outcome.EXPIRED, 0)
 
 
-async def test_a_running_job_ends_at_its_deadline_with_what_it_had(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_a_running_job_ends_at_its_deadline_with_what_it_had(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench, SLOW)
         now_ms = SystemClock().now_ms()
@@ -299,7 +206,7 @@ async def test_a_running_job_ends_at_its_deadline_with_what_it_had(stack: Stack,
         assert 0 < reply.usage.completion_tokens < 64
 
 
-async def test_cancelled_jobs_end_at_once_running_or_waiting(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_cancelled_jobs_end_at_once_running_or_waiting(stack: Stack, tenant: Tenants, worker: Workers) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench, EngineSettings(kind="fake", slots=2, rows=1, step_ms=100))
         requests = await bench.submit(bench.tenants[0], "a", tokens=60, jobs=2)
@@ -319,7 +226,9 @@ async def test_cancelled_jobs_end_at_once_running_or_waiting(stack: Stack, tenan
         assert sorted(r.usage.completion_tokens > 0 for r in replies) == [False, True]
 
 
-async def test_a_revoked_adapter_stops_within_its_bound_and_leaves_the_engine(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_a_revoked_adapter_stops_within_its_bound_and_leaves_the_engine(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         await started(worker, bench, EngineSettings(kind="fake", slots=2, rows=2, step_ms=100))
         digest = bench.world.digests[bench.tenants[0], "a"]
@@ -345,7 +254,7 @@ async def test_a_revoked_adapter_stops_within_its_bound_and_leaves_the_engine(st
         await bench.until(gone)
 
 
-async def test_a_suspect_is_a_dead_letter_after_its_third_crash(stack: Stack, tenant, worker) -> None:  # type: ignore[no-untyped-def]
+async def test_a_suspect_is_a_dead_letter_after_its_third_crash(stack: Stack, tenant: Tenants, worker: Workers) -> None:
     async with bench_on(stack, [tenant()]) as bench:
         request = await bench.admit(bench.tenants[0], make_job(alias="a"))
         place = await bench.route(request)
@@ -358,9 +267,3 @@ async def test_a_suspect_is_a_dead_letter_after_its_third_crash(stack: Stack, te
         assert isinstance(reply, JobFailed)
         assert (reply.outcome, reply.code) == (Outcome.FAILED, "poison")
         assert await bench.letters() == ["poison"]
-
-
-def test_the_worker_refuses_to_read_a_route_as_anything_else() -> None:
-    with pytest.raises(InvalidRecord):
-        RequestRouted.decode(make_job().encode())
-    assert signed is not None
