@@ -35,7 +35,7 @@ class Measured(BaseModel):
 
 def arrivals(load: Load, rate: float) -> list[float]:
     """When each job of the open loop comes, in seconds from its start: a Poisson process, the same every time."""
-    dice = random.Random(SEED)  # noqa: S311 - a schedule, no secret
+    dice = random.Random(SEED)
     times, now = [], 0.0
     for _ in range(load.jobs):
         now += dice.expovariate(rate)

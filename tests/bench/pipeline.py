@@ -29,6 +29,8 @@ ENGINE = EngineSettings(kind="fake", slots=4, rows=32, rank_max=8, context_max=1
 # Two tenants with two adapters each.
 ALIASES = (("bench-one", "a"), ("bench-one", "b"), ("bench-two", "a"), ("bench-two", "b"))
 PLENTY = 100_000
+# Whatever the load, a job that is not answered must not hold up the bench.
+PIPELINE_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,10 @@ async def compare(stack: Stack, setup: Setup, say: Say) -> Compared:
     )
     try:
         await quiet(setup.pool, say)
-        pipeline = await _through_pipeline(stack, setup, peer.rate, say)
+        async with asyncio.timeout(PIPELINE_S):
+            pipeline = await _through_pipeline(stack, setup, peer.rate, say)
+    except TimeoutError as error:
+        raise BenchFailed(f"the jobs of {setup.pool} did not end within {PIPELINE_S:.0f} s") from error
     finally:
         await asyncio.to_thread(worker.stop)
     return Compared(peer=peer, pipeline=pipeline)
