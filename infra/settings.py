@@ -128,7 +128,9 @@ class EngineSettings(Settings):
     """The engine that a worker or a gate owns. Options apply to every engine that knows them."""
 
     section: ClassVar[str] = "engine"
-    kind: Literal["vllm", "vllm-async", "peft", "fake"] = "vllm"
+    #: None: what suits the device, vLLM in this process on a CPU and in its own processes on a GPU.
+    kind: Literal["vllm", "vllm-async", "peft", "fake"] | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
     base: Path | None = None
     slots: int = Field(default=4, ge=1)
     rows: int = Field(default=16, ge=1)

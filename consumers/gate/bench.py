@@ -7,7 +7,7 @@ from pathlib import Path
 
 from consumers.engines import protocol
 from consumers.engines.protocol import Artifact, Engine, EngineDead, EngineFault, EngineRequest, LoadFailed
-from consumers.engines.select import engine_environment, make_engine
+from consumers.engines.select import default_kind, engine_environment, make_engine
 from consumers.gate.checks import ANSWER_TOKENS, Answer, Trial, questions
 from infra.artifacts import ArtifactBroken, fetch_artifact, find_base
 from infra.logs import ActionLog
@@ -100,9 +100,10 @@ class TrialBench:
             directory = await asyncio.to_thread(find_base, directory, manifest)
         apply_environment(engine_environment())
         engine = self._make(
-            self._settings.kind,
+            self._settings.kind or default_kind(self._settings.device),
             protocol.EngineSettings(
                 base_dir=directory,
+                device=self._settings.device,
                 slots=SLOTS,
                 rows=SLOTS * len(questions()),
                 rank_max=max(pool.rank_max for pool in pools),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from consumers.engines import protocol
 from consumers.engines.protocol import Engine, EngineRequest
-from consumers.engines.select import engine_environment, make_engine
+from consumers.engines.select import default_kind, engine_environment, make_engine
 from consumers.worker.doors import Doors
 from consumers.worker.loop import Worker
 from infra.artifacts import find_base
@@ -117,9 +117,10 @@ async def _engine(settings: EngineSettings, pool: PoolConfigured, registry: Regi
         directory = await asyncio.to_thread(find_base, directory, manifest)
     apply_environment(engine_environment())
     engine = make_engine(
-        settings.kind,
+        settings.kind or default_kind(settings.device),
         protocol.EngineSettings(
             base_dir=directory,
+            device=settings.device,
             slots=settings.slots,
             rows=settings.rows,
             rank_max=pool.rank_max,
