@@ -64,7 +64,7 @@ COUNTERS: Final[dict[CounterName, Metric]] = {
     "adapter_loads": Metric("Adapters loaded into the engine.", {"result": ("loaded", "failed", "quarantined")}),
     "adapter_evictions": Metric(
         "Adapters taken out of the engine.",
-        {"reason": ("own_share", "reclaim_borrowed", "turn", "idle", "revoked")},
+        {"reason": ("turn", "revoked", "failed", "shutdown")},
     ),
     "usage_settled": Metric("Leases ended by the settler.", {"outcome": OUTCOMES}),
     "loop_failures": Metric("Failures after which a loop began anew.", {}),

@@ -23,7 +23,6 @@ class EvictReason(StrEnum):
     """Why an adapter left its slot."""
 
     TURN = "turn"
-    IDLE = "idle"
     REVOKED = "revoked"
     FAILED = "failed"
     SHUTDOWN = "shutdown"

@@ -86,6 +86,15 @@ class Adapters:
             with contextlib.suppress(AdapterInUse):
                 await self.evict(digest, EvictReason.SHUTDOWN)
 
+    def to_expel(self, in_use: frozenset[str]) -> frozenset[str]:
+        """Quarantined digests that still hold a slot and that nothing runs under."""
+        return (self._doors.engine.resident() & self._quarantined) - in_use
+
+    async def expel(self, in_use: frozenset[str]) -> None:
+        async with self._lock:
+            for digest in sorted(self.to_expel(in_use)):
+                await self._evict(digest, EvictReason.FAILED)
+
     def is_quarantined(self, digest: str) -> bool:
         return digest in self._quarantined
 

@@ -140,6 +140,13 @@ class Executor:
             run.hand_over = True
             self._doors.engine.abort(run.request_id)
 
+    async def abandon(self, runs: Sequence[Run]) -> None:
+        """The engine died, which is no job's fault: nobody's crash is counted for it."""
+        for run in runs:
+            if run.attempt and not run.hand_over:
+                run.hand_over = True
+                await self.hand_over(run, run.attempt)
+
     async def _begin(self, run: Run) -> Begun | BegunCancelled | Passed:
         route = run.entry.route
         tenant = route.identity.tenant

@@ -155,6 +155,9 @@ class Worker:
         )
         if not self._stopping.is_set() and self._stale_s() <= STALE_MS / 1000:
             self._follow_plan(now)
+        if not self._loading and self.adapters.to_expel(self._running_digests()):
+            self._loading = True
+            self._tasks.create_task(self._expel())
         self.doors.metrics.set("jobs_queued", self._scheduler.queued_count)
         self.doors.metrics.set("jobs_running", len(self._scheduler.running))
 
@@ -170,7 +173,7 @@ class Worker:
             self._tasks.create_task(self._load(plan.load))
 
     async def _load(self, digest: str) -> None:
-        needed = self._scheduler.wanted() | {entry.digest for entry in self._scheduler.running}
+        needed = self._scheduler.wanted() | self._running_digests()
         try:
             await self.adapters.make_resident(digest, needed)
         except Unloadable as error:
@@ -180,6 +183,15 @@ class Worker:
             self._end_early(lambda e: e.digest == digest, reason, (error.code, str(error)), queued_only=True)
         self._loading = False
         self._wake.set()
+
+    async def _expel(self) -> None:
+        """What failed here leaves its slot as soon as nothing runs under it."""
+        await self.adapters.expel(self._running_digests())
+        self._loading = False
+        self._wake.set()
+
+    def _running_digests(self) -> frozenset[str]:
+        return frozenset(run.entry.digest for run in self._runs.values())
 
     def _spawn(self, entry: Entry, reason: FailedOutcome | None = None, problem: tuple[str, str] | None = None) -> None:
         run = Run(entry=entry, lane=self.lanes.lane_of(entry), reason=reason, problem=problem)
@@ -195,7 +207,7 @@ class Worker:
             self.lanes.let_go(run.entry)
             await self.lanes_lost([run.lane])
         except EngineDead:
-            await self._hand_all_over()
+            await self._executor.abandon(list(self._runs.values()))
             raise
         else:
             closing = ending if isinstance(ending, Closing) else None
@@ -264,7 +276,7 @@ class Worker:
                 self._give_up(list(self._runs.values()))
             self.doors.metrics.set("registry_stale_seconds", self._stale_s())
             if not self.doors.engine.healthy():
-                await self._hand_all_over()
+                await self._executor.abandon(list(self._runs.values()))
                 raise EngineDead
             await asyncio.sleep(WATCH_S)
 
@@ -274,13 +286,6 @@ class Worker:
     def _give_up(self, runs: Sequence[Run]) -> None:
         for run in runs:
             self._executor.give_up(run)
-
-    async def _hand_all_over(self) -> None:
-        """The engine died, which is no job's fault: nobody's crash is counted for it."""
-        begun = [run for run in self._runs.values() if run.attempt and not run.hand_over]
-        for run in begun:
-            run.hand_over = True
-            await self._executor.hand_over(run, run.attempt)
 
     async def _drain(self, group: Group) -> None:
         for lane in self.lanes.owned:

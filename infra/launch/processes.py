@@ -15,6 +15,8 @@ PORTS: Final = range(20_000, 30_000)
 PORT_TRIES_MAX: Final = 200
 # An engine reads a model, compiles and warms up.
 ENGINE_READY_SECONDS_MAX: Final = 300.0
+# A worker lets running jobs end for 20 s, hands over what is left, and stops its engine.
+ENGINE_STOP_SECONDS_MAX: Final = 45.0
 # What an engine must not do on its own: call home, or look for models elsewhere.
 ENGINE_ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -79,4 +81,4 @@ def engine_spec(stack: StackFile, name: str, role: str, engine: EngineSettings, 
     """A worker or a gate: a process that owns an engine, which takes its time to become ready."""
     extra = {**ENGINE_ENVIRONMENT, **engine.environment(), **PoolSettings(name=pool).environment()}
     spec = process_spec(stack, name, role, extra)
-    return replace(spec, ready_seconds_max=ENGINE_READY_SECONDS_MAX)
+    return replace(spec, ready_seconds_max=ENGINE_READY_SECONDS_MAX, stop_seconds_max=ENGINE_STOP_SECONDS_MAX)

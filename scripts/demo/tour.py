@@ -37,8 +37,8 @@ ADAPTERS = {
 }
 TENANTS = ("acme", "globex")
 # An engine on two shared cores may take minutes to start beside another one.
-ENGINE_S = 300.0
-JOB_S = 120.0
+ENGINE_S = 600.0
+JOB_S = 300.0
 SETTLED_S = 30.0
 
 
@@ -110,6 +110,7 @@ async def ask(client: JobClient, alias: str, question: str, show: Callable[[str]
             alias=alias,
             messages=[Message(role="user", content=question)],
             parameters=Parameters(max_tokens=40, temperature=0.0),
+            deadline_ms=round(JOB_S * 1000),
         )
         if show is not None:
             async for text in job:

@@ -60,7 +60,7 @@ def loaded() -> AdapterLoaded:
 
 
 def evicted() -> AdapterEvicted:
-    return AdapterEvicted(adapter=BASE, base=BASE, worker="w", engine="fake", reason=EvictReason.IDLE, resident_bytes=9)
+    return AdapterEvicted(adapter=BASE, base=BASE, worker="w", engine="fake", reason=EvictReason.TURN, resident_bytes=9)
 
 
 async def test_everything_of_a_digest_is_told_in_order_and_nothing_of_another(stack: Stack) -> None:
