@@ -41,7 +41,10 @@ def _plain(value: Any) -> Any:
     if kind is dict:
         if not all(map(str.isascii, value)):
             raise _NotPlain
-        return {name: item if type(item) in _AS_THEY_ARE else _plain(item) for name, item in value.items()}
+        return {
+            name: item if (t := type(item)) is str or (t is int and 0 <= item <= INTEGER_MAX) else _plain(item)
+            for name, item in value.items()
+        }
     if kind is list or kind is tuple:
         return [_plain(item) for item in value]
     if kind in _AS_THEY_ARE or (kind is int and -INTEGER_MAX <= value <= INTEGER_MAX):

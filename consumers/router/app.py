@@ -1,6 +1,7 @@
 """The router process: what it is made of, when it is ready, and how it stops."""
 
 import asyncio
+import gc
 import uuid
 from contextlib import AsyncExitStack
 
@@ -27,12 +28,16 @@ VIEW_FRESH_MS = 1_000
 # Together with the above: nothing new is admitted on a view older than five seconds.
 VIEW_STALE_S = 4.0
 LEDGER_PROBE_S = 1.0
+# A turn makes thousands of values and nearly no cycles: looking for some every 700 values took a fifth of the time.
+COLLECT_EVERY = (100_000, 50, 50)
 IDLE_S = 0.2
 
 log = ActionLog("router")
 
 
 def main() -> int:
+    gc.freeze()
+    gc.set_threshold(*COLLECT_EVERY)
     return run(_work)
 
 
