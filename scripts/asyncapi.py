@@ -15,11 +15,11 @@ from faststream import AckPolicy
 from faststream.kafka import KafkaBroker
 from faststream.specification import AsyncAPI
 
-from infra.kafka.records import ECHO_BYTES_MAX, ECHOED, Incoming, Stamp, dead_letter
+from infra.kafka.records import ECHO_BYTES_MAX, ECHOED, TRACEPARENT, Incoming, Stamp, dead_letter
 from schemas.digest import digest_of
 from schemas.ids import DIGEST_PATTERN
 from schemas.record import Record
-from schemas.topics import DLQ, REPLIES, TOPICS, Role, Topic
+from schemas.topics import DLQ, METERING, REPLIES, REQUESTS, STREAM, TOPICS, Role, Topic
 
 Document = dict[str, Any]
 
@@ -46,6 +46,7 @@ HEADERS: dict[str, Document] = {
     "content-type": {"type": "string", "const": "application/json"},
     "kafka_correlationId": {"description": f"The sender's own bytes (at most {ECHO_BYTES_MAX}), echoed on the reply."},
     "correlation_id": {"description": f"The sender's own bytes (at most {ECHO_BYTES_MAX}), echoed on the reply."},
+    TRACEPARENT: {"type": "string", "description": "W3C trace context; the router begins a trace for each job."},
     "dlq.reason": {"type": "string", "description": "Why the record was refused, in one word."},
     "dlq.detail": {"type": "string", "maxLength": 500, "description": "Why, in a sentence."},
     "dlq.component": {"type": "string", "description": "Which process refused it."},
@@ -181,8 +182,10 @@ def _message(kind: type[Record]) -> Document:
     version = kind.model_fields["version"].default
     written = Stamp(source="s").outgoing("t", "k", kind.model_construct(type=name, version=version), 0, digest_of(b""))
     names = [header for header, _ in written.headers]
-    if any(kind in topic.records for topic in TOPICS if topic.tenant_writes or topic is REPLIES):
+    if any(kind in topic.records for topic in TOPICS if topic.tenant_writes or topic in (REQUESTS, STREAM, REPLIES)):
         names += sorted(ECHOED)
+    if any(kind in topic.records for topic in (REQUESTS, STREAM, REPLIES, METERING)):
+        names.append(TRACEPARENT)
     headers = {header: HEADERS[header] for header in names}
     headers["ce_type"] = {**headers["ce_type"], "const": f"switchyard.{name}.v{version}"}
     keys = sorted({topic.key for topic in TOPICS if kind in topic.records})

@@ -48,7 +48,7 @@ class Effects:
         route = self._route(work, granted).signed_bytes()
         value = RequestRouted.assembled(route, self._key.sign_bytes(route), work.body)
         outgoing = self._publisher.encoded(
-            REQUESTS.of(decision.pool), digest, RequestRouted, value, digest, decision.partition, work.record.echoes()
+            REQUESTS.of(decision.pool), digest, RequestRouted, value, digest, decision.partition, work.record.opened()
         )
         return Effect(audit=((digest, _admitted(work, granted, decision, ingress)),), appends=(outgoing,))
 
@@ -116,7 +116,7 @@ class Effects:
 
     def _reply(self, work: Job | Unreadable, reply: JobRejected) -> Outgoing:
         key = work.job_id or str(reply.ingress)
-        return self._publisher.outgoing(REPLIES.of(work.tenant), key, reply, extra=work.record.echoes())
+        return self._publisher.outgoing(REPLIES.of(work.tenant), key, reply, extra=work.record.opened())
 
 
 def _admitted(work: Job, granted: Granted, decision: Decision, ingress: Coordinates) -> Admitted:

@@ -21,7 +21,7 @@ from consumers.worker.scheduler import Entry
 from consumers.worker.stream import Chunks, Streams
 from consumers.worker.verify import standing
 from infra.kafka.group import Lane, LaneLost
-from infra.kafka.records import Outgoing
+from infra.kafka.records import Headers, Outgoing
 from infra.logs import ActionLog
 from ledger.answers import Begun, BegunCancelled, Closed, Elsewhere, Ended, Fenced, Unknown
 from ledger.store import LedgerUnavailable
@@ -70,6 +70,8 @@ class Run:
 
     entry: Entry
     lane: Lane
+    # Headers of its request that every record about it carries on: a client's correlation id, the trace.
+    carried: Headers = ()
     # Why it shall end before its time; `hand_over` leaves it to the next execution instead.
     reason: FailedOutcome | None = None
     problem: tuple[str, str] | None = None
@@ -208,7 +210,7 @@ class Executor:
         return self._close(run, begun.attempt, started_at_ms, result)
 
     async def _stream(self, run: Run, attempt: int, prompt_ids: tuple[int, ...]) -> Result:
-        chunks = Chunks(self._streams, run.entry, attempt)
+        chunks = Chunks(self._streams, run.entry, attempt, run.carried)
         finish: FinishReason | None = None
         problem: tuple[str, str] | None = None
         if run.stopped:
@@ -287,8 +289,8 @@ class Executor:
         usage = usage_record(entry, execution, result, reply, self._doors.clock.now_ms())
         outgoing = self._doors.publisher.outgoing
         records: Sequence[Outgoing] = (
-            outgoing(REPLIES.of(entry.route.identity.tenant), reply.job_id, reply, subject=entry.digest),
-            outgoing(METERING.name, entry.digest, usage, subject=entry.digest),
+            outgoing(REPLIES.of(entry.route.identity.tenant), reply.job_id, reply, entry.digest, extra=run.carried),
+            outgoing(METERING.name, entry.digest, usage, entry.digest, extra=run.carried),
         )
         self._doors.metrics.count("jobs_finished", outcome=result.outcome.value)
         return Closing(outcome=result.outcome, records=tuple(records), poison=poison)

@@ -58,8 +58,9 @@ class Lanes:
     def hold(self, lane: Lane, record: Incoming) -> None:
         self._in_hand[record.coordinates] = (lane, record)
 
-    def lane_of(self, entry: Entry) -> Lane:
-        return self._in_hand[entry.request][0]
+    def held(self, entry: Entry) -> tuple[Lane, Incoming]:
+        """Where an entry in hand came from."""
+        return self._in_hand[entry.request]
 
     def let_go(self, entry: Entry) -> None:
         """The entry is left to another owner."""

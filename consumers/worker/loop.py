@@ -99,7 +99,7 @@ class Worker:
         for lane in gone:
             lane.lost = True
             self.lanes.close(lane)
-        left = [entry for entry in self._scheduler.queued if self.lanes.lane_of(entry) in gone]
+        left = [entry for entry in self._scheduler.queued if self.lanes.held(entry)[0] in gone]
         self._scheduler.withdraw(left)
         for entry in left:
             self.lanes.let_go(entry)
@@ -194,7 +194,8 @@ class Worker:
         return frozenset(run.entry.digest for run in self._runs.values())
 
     def _spawn(self, entry: Entry, reason: FailedOutcome | None = None, problem: tuple[str, str] | None = None) -> None:
-        run = Run(entry=entry, lane=self.lanes.lane_of(entry), reason=reason, problem=problem)
+        lane, record = self.lanes.held(entry)
+        run = Run(entry=entry, lane=lane, carried=record.carried(), reason=reason, problem=problem)
         self._runs[entry.request] = run
         self._tasks.create_task(self._execute(run))
 

@@ -6,6 +6,7 @@ from collections import deque
 from consumers.engines.protocol import Delta
 from consumers.worker.scheduler import Entry
 from infra.kafka.publisher import Publisher, acknowledged
+from infra.kafka.records import Headers
 from infra.metrics import Metrics
 from schemas.replies import TokensGenerated
 from schemas.topics import STREAM
@@ -19,11 +20,12 @@ UNACKNOWLEDGED_MAX = 256
 class Chunks:
     """The chunks of one execution."""
 
-    def __init__(self, streams: "Streams", entry: Entry, attempt: int) -> None:
+    def __init__(self, streams: "Streams", entry: Entry, attempt: int, carried: Headers) -> None:
         self.sent = 0
         self._streams = streams
         self._entry = entry
         self._attempt = attempt
+        self._carried = carried
         self._text: list[str] = []
         self._tokens = 0
         self._unacknowledged: deque[asyncio.Future[object]] = deque()
@@ -52,7 +54,7 @@ class Chunks:
             )
             self._text, self._tokens = [], 0
             self.sent += 1
-            self._unacknowledged.append(await self._streams.send(self._entry, record))
+            self._unacknowledged.append(await self._streams.send(self._entry, record, self._carried))
             while self._unacknowledged and self._unacknowledged[0].done():
                 await acknowledged(self._unacknowledged.popleft())
             if len(self._unacknowledged) > UNACKNOWLEDGED_MAX:
@@ -79,12 +81,12 @@ class Streams:
         self._gathering.add(chunks)
         self._some.set()
 
-    async def send(self, entry: Entry, record: TokensGenerated) -> "asyncio.Future[object]":
+    async def send(self, entry: Entry, record: TokensGenerated, carried: Headers) -> "asyncio.Future[object]":
         topic = STREAM.of(entry.route.identity.tenant)
         self._metrics.count("chunks_sent")
         self._metrics.count("tokens_generated", record.tokens)
         return await self._publisher.enqueue(
-            self._publisher.outgoing(topic, record.job_id, record, subject=entry.digest)
+            self._publisher.outgoing(topic, record.job_id, record, subject=entry.digest, extra=carried)
         )
 
     async def run(self) -> None:

@@ -1,5 +1,6 @@
 """What crosses the door: a record read, a record to write, and the headers on it."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 # What a client may send along to find its reply again (Spring's binary correlation id included): echoed, never read.
 ECHOED = frozenset({"kafka_correlationId", "correlation_id"})
+TRACEPARENT = "traceparent"
 # A header is an echo of the client's own bytes: bounded like everything it sends.
 ECHO_BYTES_MAX = 256
 
@@ -33,6 +35,15 @@ class Incoming:
     @cached_property
     def coordinates(self) -> Coordinates:
         return Coordinates(topic=self.topic, partition=self.partition, offset=self.offset)
+
+    def carried(self) -> Headers:
+        """What the platform's own record hands on to every record that follows from it: echoes and trace context."""
+        return tuple((name, value) for name, value in self.headers if name in ECHOED or name == TRACEPARENT)
+
+    def opened(self) -> Headers:
+        """What a tenant's record hands on. Its trace context is not to be trusted, so a trace begins here (W3C)."""
+        seed = hashlib.sha256(str(self.coordinates).encode()).hexdigest()
+        return (*self.echoes(), (TRACEPARENT, f"00-{seed[:32]}-{seed[32:48]}-01".encode()))
 
     def echoes(self) -> Headers:
         return tuple(

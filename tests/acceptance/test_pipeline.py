@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -247,6 +248,9 @@ async def test_a_job_posted_as_plain_json_by_any_client_works_the_same(whole: St
         message = await asyncio.to_thread(consumer.poll, WAIT_S)
         consumer.close()
         assert message is not None
+        headers = dict(message.headers())
+        assert headers["correlation_id"] == b"\x00\x01binary"
+        assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", headers["traceparent"])
         reply = decode_one_of(FINAL_REPLIES, message.value())
         assert isinstance(reply, JobCompleted)
         assert reply.receipt.identity.adapter == world.digests[tenant, "a"]
