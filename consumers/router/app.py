@@ -55,23 +55,21 @@ async def _work(process: Process) -> None:
     publisher = Publisher(kafka, life, process.clock)
     audit = AuditWriter(publisher, life)
     ledger = Ledger(connect(read(RedisSettings)))
-    admissions = Admissions(
-        ledger, registry, Effects(publisher, key), key.key_id, process.clock, process.metrics
-    )  # fmt: skip
-    router = Router(
-        admissions, publisher, audit, process.clock, process.metrics, Failpoints.from_environment()
-    )  # fmt: skip
-    group = Group(kafka, "router", router.open, router.lose)
-    service = Service(process, view, registry, admissions, router, group, key)
+    admissions = Admissions(ledger, registry, Effects(publisher, key), key.key_id, process.clock, process.metrics)
+    failpoints = Failpoints.from_environment()
     async with AsyncExitStack() as opened:
         opened.push_async_callback(ledger.close)
-        for client in (publisher, view, group):
+        for client in (publisher, view):
             opened.push_async_callback(client.stop)
         await publisher.start()
         await audit.start()
         await view.start()
-        process.not_ready = service.not_ready
         async with asyncio.TaskGroup() as tasks:
+            router = Router(admissions, publisher, audit, process.clock, process.metrics, failpoints, tasks)
+            group = Group(kafka, "router", router.open, router.lose)
+            opened.push_async_callback(group.stop)
+            service = Service(process, view, registry, admissions, router, group, key)
+            process.not_ready = service.not_ready
             followers = [tasks.create_task(view.run()), tasks.create_task(watch(ledger, admissions, process))]
             while not process.stopping.is_set():
                 await service.turn()

@@ -8,7 +8,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, TypeVar
 
 from consumers.router.admission import Admissions
@@ -28,8 +27,8 @@ Result = TypeVar("Result")
 
 # A lane's budget per turn: what a flood on one topic can take of everyone's time.
 LANE_RECORDS_MAX = 200
-# What is asked and appended at once: the ledger answers one part while the next is signed.
-PART_RECORDS_MAX = 50
+# What is asked at once, and appended at once.
+PART_RECORDS_MAX = 100
 POLL_MS = 100
 # A lane that waits for a place asks for it with one job, this often.
 RETRY_S_MIN = 0.05
@@ -42,9 +41,10 @@ class Line:
 
     lane: Lane
     works: list[Work] = field(default_factory=list)
-    width: int = LANE_RECORDS_MAX
+    width: int = PART_RECORDS_MAX
     retry_at: float = 0.0
     retry_s: float = RETRY_S_MIN
+    appending: asyncio.Task[None] | None = None
 
     @property
     def place(self) -> int:
@@ -57,8 +57,14 @@ class Line:
     def take(self, records: Sequence[Incoming]) -> None:
         self.works += [read(record, in_doubt=record.offset < self.lane.opened_end) for record in records]
 
+    async def appended(self) -> None:
+        """Wait until the part before lies in the log: parts are committed in order."""
+        if self.appending is not None:
+            await self.appending
+            self.appending = None
+
     def went_on(self) -> None:
-        self.width = min(self.width * 2, LANE_RECORDS_MAX)
+        self.width = min(self.width * 2, PART_RECORDS_MAX)
         self.retry_at, self.retry_s = 0.0, RETRY_S_MIN
 
     def waits(self, now: float) -> None:
@@ -68,7 +74,7 @@ class Line:
 
 
 class Router:
-    """Works on the lanes of a group. `stop` ends it after the turn in hand."""
+    """Works on the lanes of a group, turn by turn."""
 
     def __init__(
         self,
@@ -78,6 +84,7 @@ class Router:
         clock: Clock,
         metrics: Metrics,
         failpoints: Failpoints,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._admissions = admissions
         self._publisher = publisher
@@ -85,6 +92,8 @@ class Router:
         self._clock = clock
         self._metrics = metrics
         self._failpoints = failpoints
+        # Where appending goes on between turns; a failure there ends the process.
+        self._tasks = tasks
         self._lines: dict[Lane, Line] = {}
 
     async def open(self, lanes: Sequence[Lane]) -> None:
@@ -116,80 +125,73 @@ class Router:
         return max(0, int(min([POLL_MS / 1000, *waits_s]) * 1000))
 
     async def _work(self, group: Group, line: Line) -> None:
-        works = line.works[: line.width]
-        found = await self._routed(works)
-        replying, left = _settled(works, found)
-        line.works = [*left, *line.works[len(works) :]]
-        try:
-            await self._commit(group, line, replying)
-        except LaneLost as error:
-            # Taken over by another router, or a rebalance under way: committed with what comes next, or by the other.
-            log.warning("lane.uncommitted", topic=line.lane.topic, place=line.place, problem=str(error))
-            line.waits(self._clock.monotonic())
-            return
-        if None in found:
-            line.waits(self._clock.monotonic())
-        else:
+        """Answer what was read, part by part; while one part is appended and committed, the next is answered."""
+        if not line.works:
+            await line.appended()
+            await self._append(group, line, [], line.place)
+        while line.works:
+            works = line.works[: line.width]
+            found = await self._answers(works)
+            self._failpoints.reach("admit")
+            await line.appended()
+            effects, left = _settled(works, found)
+            line.works = [*left, *line.works[len(works) :]]
+            line.appending = self._tasks.create_task(self._append(group, line, effects, line.place))
+            if None in found:
+                line.waits(self._clock.monotonic())
+                return
             line.went_on()
 
-    async def _routed(self, works: Sequence[Work]) -> list[Effect | None]:
-        """The answers to works, with what goes to workers appended. All go on together, but for one job id: its
-        records are answered one after another, in the order of the log."""
+    async def _answers(self, works: Sequence[Work]) -> list[Effect | None]:
+        """Together, but for one job id: its records are answered one after another, in the order of the log."""
         found: list[Effect | None] = [None] * len(works)
         waiting: set[str | None] = set()
         for places in _rounds(works):
             asked = [place for place in places if works[place].job_id not in waiting]
-            parts = [asked[first : first + PART_RECORDS_MAX] for first in range(0, len(asked), PART_RECORDS_MAX)]
-            answers = await _together([self._part([works[place] for place in part]) for part in parts])
-            for place, answer in zip(asked, chain.from_iterable(answers), strict=True):
+            answers = await _together([self._admissions.answer(works[place]) for place in asked])
+            for place, answer in zip(asked, answers, strict=True):
                 found[place] = answer
             waiting |= {works[place].job_id for place in places if found[place] is None}
         return found
 
-    async def _part(self, works: Sequence[Work]) -> list[Effect | None]:
-        """Ask for some works, then append what goes to workers, each audit record before its request."""
-        found = await _together([self._admissions.answer(work) for work in works])
-        self._failpoints.reach("admit")
-        routes = [effect for effect in found if effect is not None and not effect.replies]
-        await self._record(routes)
-        appends = [record for effect in routes for record in effect.appends]
-        if appends:
-            await self._publisher.send_all(appends)
-            self._failpoints.reach("routed")
-        return found
-
-    async def _record(self, effects: Sequence[Effect]) -> None:
+    async def _append(self, group: Group, line: Line, effects: Sequence[Effect], place: int) -> None:
+        """Audit, then requests, then replies and the offset: each step lies in the log before the next begins."""
         audit = [entry for effect in effects for entry in effect.audit]
         if audit:
             await self._audit.append_all(audit)
             self._failpoints.reach("admitted")
-
-    async def _commit(self, group: Group, line: Line, replying: Sequence[Effect]) -> None:
-        """Everything that goes to workers lies in the log: now the replies, and with them the offset."""
-        await self._record(replying)
-        replies = [record for effect in replying for record in effect.replies]
-        if replies:
-            await line.lane.transact(replies, line.place)
-            self._failpoints.reach("replies")
-        elif line.place > line.lane.committed:
-            await group.commit(line.lane, line.place)
-            self._failpoints.reach("commit")
+        appends = [record for effect in effects for record in effect.appends]
+        if appends:
+            await self._publisher.send_all(appends)
+            self._failpoints.reach("routed")
+        replies = [record for effect in effects for record in effect.replies]
+        try:
+            if replies:
+                await line.lane.transact(replies, place)
+                self._failpoints.reach("replies")
+            elif place > line.lane.committed:
+                await group.commit(line.lane, place)
+                self._failpoints.reach("commit")
+        except LaneLost as error:
+            # Taken over by another router, or a rebalance under way: committed with what comes next, or by the other.
+            log.warning("lane.uncommitted", topic=line.lane.topic, place=place, problem=str(error))
+            line.waits(self._clock.monotonic())
 
 
 def _settled(works: Sequence[Work], found: Sequence[Effect | None]) -> tuple[list[Effect], list[Work]]:
-    """The answers to reply with now, and the works that stay.
+    """The effects to carry out now, and the works that stay.
 
-    A reply commits with its offset, so one behind a job that waits is made anew when its turn comes. A route behind
-    it is out already, since its job holds a place.
+    A reply commits with its offset, so one behind a job that waits is made anew when its turn comes; a route behind
+    it goes out now, since its job holds a place.
     """
-    replying: list[Effect] = []
+    effects: list[Effect] = []
     left: list[Work] = []
     for work, effect in zip(works, found, strict=True):
         if effect is None or (left and effect.replies):
             left.append(work)
-        elif effect.replies:
-            replying.append(effect)
-    return replying, left
+        else:
+            effects.append(effect)
+    return effects, left
 
 
 def _rounds(works: Sequence[Work]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from consumers.router.effects import NOTHING, Effect
 from consumers.router.intake import Unreadable, Work
-from consumers.router.loop import LANE_RECORDS_MAX, RETRY_S_MAX, Line, _rounds, _settled
+from consumers.router.loop import PART_RECORDS_MAX, RETRY_S_MAX, Line, _rounds, _settled
 from infra.kafka.group import Lane
 from infra.kafka.records import Incoming, Outgoing
 from schemas.jobs import RejectReason
@@ -37,11 +37,11 @@ def settled(*found: Effect | None) -> tuple[list[Effect], list[int]]:
 
 
 def test_answered_work_goes() -> None:
-    assert settled(REPLY, ROUTE, NOTHING, REPLY) == ([REPLY, REPLY], [])
+    assert settled(REPLY, ROUTE, NOTHING, REPLY) == ([REPLY, ROUTE, NOTHING, REPLY], [])
 
 
 def test_a_reply_behind_a_job_that_waits_is_made_anew_and_a_route_is_not() -> None:
-    assert settled(REPLY, None, ROUTE, REPLY, NOTHING, None) == ([REPLY], [1, 3, 5])
+    assert settled(REPLY, None, ROUTE, REPLY, NOTHING, None) == ([REPLY, ROUTE, NOTHING], [1, 3, 5])
 
 
 def test_records_of_one_job_id_are_answered_one_after_another() -> None:
@@ -69,5 +69,5 @@ def test_a_lane_that_waits_asks_with_one_job_and_widens_when_it_goes_on() -> Non
         line.went_on()
         widths.append(line.width)
     assert widths[:3] == [2, 4, 8]
-    assert widths[-1] == LANE_RECORDS_MAX
+    assert widths[-1] == PART_RECORDS_MAX
     assert line.retry_at == 0.0
