@@ -20,13 +20,14 @@ from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
 from tests.bench import pipeline, real, router
-from tests.bench.children import REPOSITORY, quiet
+from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
 from tests.bench.loads import Load
+from tests.bench.machine import watched
 from tests.bench.router import Effort
 
 PROMPT = "Say something about the weather in one sentence."
-FULL = (Effort(jobs=4000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
+FULL = (Effort(jobs=4000, rounds=5), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
 QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, share=0.5, saturating=128))
 REAL = Load(prompt=PROMPT, tokens=48, jobs=40, share=0.4, saturating=64)
 BEGAN = monotonic()
@@ -84,17 +85,20 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         sections.discard("real")
     found: list[Figure] = []
     if "router" in sections:
-        await quiet("router", say)
-        found += _show(await router.measure(stack, effort, say), names)
+        async with watched("router", say):
+            figures = await router.measure(stack, effort, say)
+        found += _show(figures, names)
     if sections & {"pipeline", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
         await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
     if "pipeline" in sections:
-        await quiet("pipeline", say)
-        found += _show(await pipeline.measure(stack, load, say), names)
+        async with watched("pipeline", say):
+            figures = await pipeline.measure(stack, load, say)
+        found += _show(figures, names)
     if "real" in sections:
-        await quiet("real", say)
-        found += _show(await real.measure(stack, REAL, say), names)
+        async with watched("real", say):
+            figures = await real.measure(stack, REAL, say)
+        found += _show(figures, names)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Measurements in a process of their own, and whether this machine is quiet enough to measure on."""
+"""Measurements in a process of their own."""
 
 import asyncio
 import os
@@ -20,9 +20,6 @@ Result = TypeVar("Result", bound=BaseModel)
 REPOSITORY = Path(__file__).parents[2]
 CHILD_S = 240.0
 LINES_SHOWN = 15
-BUSY_MAX = 0.3
-BUSY_LOOK_S = 2.0
-QUIET_TRIES_MAX = 5
 
 
 class BenchFailed(SwitchyardError):
@@ -51,28 +48,3 @@ async def measured_by(module: str, task: BaseModel, result: type[Result]) -> Res
             lines = log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]
             raise BenchFailed("\n".join([f"{module} ended with code {process.returncode}:", *lines]))
         return result.model_validate_json(answered.read_bytes())
-
-
-async def quiet(section: str, say: Say) -> None:
-    """Wait a little for a machine that others use to be idle, and print how it was when the measurement began."""
-    busy = await _busy()
-    for _ in range(QUIET_TRIES_MAX):
-        if busy <= BUSY_MAX:
-            break
-        say(f"{section}: others use {busy:.0%} of this machine; waiting")
-        busy = await _busy()
-    print(f"# load {section} {os.getloadavg()[0]:.2f} others {busy:.0%}", flush=True)
-
-
-async def _busy() -> float:
-    """The share of all processors' time that was used while nothing of ours ran."""
-    before = _times()
-    await asyncio.sleep(BUSY_LOOK_S)
-    idle, total = (after - earlier for after, earlier in zip(_times(), before, strict=True))
-    return 1 - idle / total if total else 0.0
-
-
-def _times() -> tuple[int, int]:
-    """Idle and total time since boot, in ticks."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return fields[3] + fields[4], sum(fields)

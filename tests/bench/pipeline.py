@@ -18,9 +18,10 @@ from schemas.adapters import AdapterManifest
 from schemas.jobs import JobClass, Parameters
 from schemas.replies import FinalReply, JobCompleted, TokensGenerated
 from schemas.topics import STREAM
-from tests.bench.children import BenchFailed, Say, measured_by, quiet
+from tests.bench.children import BenchFailed, Say, measured_by
 from tests.bench.figures import Figure, middle_rate, quantile
 from tests.bench.loads import Load, Measured, arrivals, open_loop
+from tests.bench.machine import quiet
 from tests.bench.peer import PeerTask
 from tests.world import make_world_on
 
