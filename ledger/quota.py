@@ -123,7 +123,8 @@ class Books:
             request=str(request),
             fence=fence,
             attempt=row.attempt + 1 + row.restored,
-            crashes=row.crashes + row.running,
+            # The same life of the same producer did not crash: its last begin was answered into the void.
+            crashes=row.crashes + (row.running and row.fence != fence),
             running=True,
             restored=False,
         )

@@ -102,7 +102,8 @@ class ThreadBackend:
         self._commands.put(partial(self._admit, request, int_id))
 
     def abort(self, request_id: str) -> None:
-        self._commands.put(partial(self._core.abort, request_id))
+        # An abort that fails leaves its request to the next step, which says so.
+        self._commands.put(partial(_attempt, Future[None](), partial(self._core.abort, request_id)))
 
     def _call(self, command: Callable[[], Result]) -> asyncio.Future[Result]:
         future: Future[Result] = Future()

@@ -62,7 +62,7 @@ class Admissions:
         except LedgerUnreachable as error:
             # Nobody listens: nothing was taken, and the next Redis knows only what the log says.
             self.ledger_problem = str(error)
-            return self._not_now(work, RejectReason.NOT_READY)
+            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
         except LedgerUnavailable as error:
             self.ledger_problem = str(error)
             work.in_doubt = True
@@ -118,7 +118,8 @@ class Admissions:
             case answers.Full():
                 return self._not_now(work, RejectReason.CAPACITY, retry_after_ms=word.retry_after_ms)
             case answers.Closed():
-                return self._not_now(work, RejectReason.NOT_READY)
+                # Redelivered: its route may be out already, and a refusal would be a second answer.
+                return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
             case answers.Refused():
                 return self._rejected(work, word.reason, word.message or WORDS.get(word.reason, "refused before"))
             case answers.BodyDiffers():

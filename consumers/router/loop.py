@@ -15,7 +15,8 @@ from consumers.router.effects import Effect
 from consumers.router.intake import Work, read
 from infra.clock import Clock
 from infra.failpoints import Failpoints
-from infra.kafka.group import Group, Lane, LaneLost
+from infra.kafka.group import Group
+from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from consumers.engines.protocol import AdapterInUse, Artifact, LoadFailed
 from consumers.worker.doors import Doors
@@ -16,9 +17,16 @@ from schemas.topics import ADAPTERS
 
 log = ActionLog("worker")
 
+# Digests that must stay in their slots.
+Wanted = Callable[[], frozenset[str]]
+
 # The store may be away for a moment; longer than this and the waiting jobs are told so.
 FETCH_TRIES_MAX = 5
 FETCH_RETRY_S = 1.0
+
+
+class NoSlot(SwitchyardError):
+    """Every slot holds an adapter in use; it is tried again when one is free."""
 
 
 class Unloadable(SwitchyardError):
@@ -38,15 +46,26 @@ class Adapters:
         self._last_used: dict[str, float] = {}
         self._bytes: dict[str, int] = {}
         self._quarantined: set[str] = set()
+        self._leaving: set[str] = set()
+        self._closed = False
         # Rises with every revocation, and with it every cache salt.
         self.salt_epoch = 0
 
     def used(self, digest: str) -> None:
         self._last_used[digest] = self._doors.clock.monotonic()
 
-    async def make_resident(self, digest: str, wanted: frozenset[str]) -> None:
-        """Load a digest, in the place of one that nobody wants where every slot is taken. Raises Unloadable."""
+    def usable(self) -> frozenset[str]:
+        """Resident digests that jobs may start under: one on its way out is none."""
+        return self._doors.engine.resident() - self._leaving
+
+    async def make_resident(self, digest: str, wanted: Wanted) -> None:
+        """Load a digest, in the place of one that nobody wants where every slot is taken.
+
+        `wanted` is asked at the moment of the eviction, not before. Raises NoSlot, Unloadable.
+        """
         async with self._lock:
+            if self._closed:
+                raise NoSlot
             if digest in self._doors.engine.resident():
                 return
             if digest in self._quarantined:
@@ -58,11 +77,6 @@ class Adapters:
             if len(self._doors.engine.resident()) >= self._doors.engine.build.slots:
                 await self._make_room(wanted)
             await self._load(artifact)
-
-    async def evict(self, digest: str, reason: EvictReason) -> bool:
-        """Take an adapter out of the engine, seen to be gone. False when it was not there."""
-        async with self._lock:
-            return await self._evict(digest, reason)
 
     async def drain(self, digest: str, aborted: int) -> None:
         """The end of a revocation on this worker: caches reset, adapter out, and a receipt for it."""
@@ -82,9 +96,11 @@ class Adapters:
 
     async def close(self) -> None:
         """Put the end of every residency into the audit; the engine is about to stop."""
-        for digest in sorted(self._doors.engine.resident()):
-            with contextlib.suppress(AdapterInUse):
-                await self.evict(digest, EvictReason.SHUTDOWN)
+        async with self._lock:
+            self._closed = True
+            for digest in sorted(self._doors.engine.resident()):
+                with contextlib.suppress(AdapterInUse):
+                    await self._evict(digest, EvictReason.SHUTDOWN)
 
     def to_expel(self, in_use: frozenset[str]) -> frozenset[str]:
         """Quarantined digests that still hold a slot and that nothing runs under."""
@@ -101,17 +117,21 @@ class Adapters:
     def quarantine(self, digest: str) -> None:
         self._quarantined.add(digest)
 
-    async def _make_room(self, wanted: frozenset[str]) -> None:
+    async def _make_room(self, wanted: Wanted) -> None:
         resident = self._doors.engine.resident()
-        leaving = victim({d: self._last_used.get(d, 0.0) for d in resident}, wanted)
+        leaving = victim({d: self._last_used.get(d, 0.0) for d in resident}, wanted())
         if leaving is None:
-            raise Unloadable("no_slot", "every slot holds an adapter in use")
+            raise NoSlot
         await self._evict(leaving, EvictReason.TURN)
 
     async def _evict(self, digest: str, reason: EvictReason) -> bool:
         if digest not in self._doors.engine.resident():
             return False
-        await self._doors.engine.unload(digest)
+        self._leaving.add(digest)
+        try:
+            await self._doors.engine.unload(digest)
+        finally:
+            self._leaving.discard(digest)
         record = AdapterEvicted(
             adapter=digest,
             base=self._doors.base,

@@ -174,7 +174,7 @@ async def _smoke(worker: Worker, registry: Registry) -> None:
     """One token under the zero adapter, before any tenant's: an engine that cannot is not offered to the group."""
     doors = worker.doors
     zero = registry.bases[doors.base].zero_adapter
-    await worker.adapters.make_resident(zero, frozenset())
+    await worker.adapters.make_resident(zero, frozenset)
     request = EngineRequest(
         request_id="smoke",
         digest=zero,

@@ -20,7 +20,7 @@ from consumers.worker.replies import Execution, Result, cache_salt, final_reply,
 from consumers.worker.scheduler import Entry
 from consumers.worker.stream import Chunks, Streams
 from consumers.worker.verify import standing
-from infra.kafka.group import Lane, LaneLost
+from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Headers, Outgoing
 from infra.logs import ActionLog
 from ledger.answers import Begun, BegunCancelled, Closed, Elsewhere, Ended, Fenced, Unknown
@@ -136,11 +136,12 @@ class Executor:
             run.reason, run.problem = reason, problem
             self._doors.engine.abort(run.request_id)
 
-    def give_up(self, run: Run) -> None:
-        """End a run without an outcome: it begins again."""
-        if not run.stopped:
-            run.hand_over = True
-            self._doors.engine.abort(run.request_id)
+    def give_up(self, runs: Sequence[Run]) -> None:
+        """End runs without an outcome: they begin again."""
+        for run in runs:
+            if not run.stopped:
+                run.hand_over = True
+                self._doors.engine.abort(run.request_id)
 
     async def abandon(self, runs: Sequence[Run]) -> None:
         """The engine died, which is no job's fault: nobody's crash is counted for it."""

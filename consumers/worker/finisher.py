@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from infra.clock import Clock
 from infra.failpoints import Failpoints
 from infra.kafka.completions import Completions, decode
-from infra.kafka.group import Lane
+from infra.kafka.lane import Lane
 from infra.kafka.records import Outgoing
 from infra.metrics import Metrics
 

@@ -7,7 +7,7 @@ from consumers.worker.finisher import Finisher
 from consumers.worker.scheduler import Entry
 from infra.clock import Clock
 from infra.failpoints import Failpoints
-from infra.kafka.group import Lane, LaneLost
+from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming, Outgoing, dead_letter
 from infra.logs import ActionLog
 from infra.metrics import Metrics
@@ -62,13 +62,17 @@ class Lanes:
         """Where an entry in hand came from."""
         return self._in_hand[entry.request]
 
-    def let_go(self, entry: Entry) -> None:
-        """The entry is left to another owner."""
-        self._in_hand.pop(entry.request, None)
+    def let_go(self, entry: Entry, lane: Lane) -> None:
+        """The entry is left to another owner. One that came back meanwhile, on another lane, is not touched."""
+        if entry.request in self._in_hand and self._in_hand[entry.request][0] is lane:
+            self._in_hand.pop(entry.request)
 
-    def finish(self, entry: Entry, records: Sequence[Outgoing], poison: bool = False) -> None:
+    def finish(self, entry: Entry, lane: Lane, records: Sequence[Outgoing], poison: bool = False) -> None:
         """The entry ended with these records; a poisonous one is kept as a dead letter too."""
-        lane, record = self._in_hand.pop(entry.request)
+        held_by, record = self._in_hand.get(entry.request, (None, None))
+        if held_by is not lane or record is None:
+            return
+        self._in_hand.pop(entry.request)
         letters = [self._letter(record, "poison", "the worker crashed each time it ran this job")] if poison else []
         if lane in self._finishers:
             self._finishers[lane].finish(record.offset, [*records, *letters])

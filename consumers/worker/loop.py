@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from consumers.engines.protocol import EngineDead
-from consumers.worker.adapters import Adapters, Unloadable
+from consumers.worker.adapters import Adapters, NoSlot, Unloadable
 from consumers.worker.doors import Doors
 from consumers.worker.execution import Closing, Executor, HandedOver, Run
 from consumers.worker.intake import Intake
@@ -14,7 +14,8 @@ from consumers.worker.presence import Presence
 from consumers.worker.scheduler import Entry, Scheduler
 from consumers.worker.stream import Streams
 from consumers.worker.verify import standing
-from infra.kafka.group import Group, Lane, LaneLost
+from infra.kafka.group import Group
+from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog
 from schemas.adapters import AdapterRevoked
@@ -28,8 +29,10 @@ log = ActionLog("worker")
 POLL_MS = 50
 # Deadlines of queued jobs and turns are looked at this often; everything else wakes the scheduler itself.
 TICK_S = 0.1
-# A registry view older than this starts nothing new; what runs is given up after the second bound (design section 5).
-STALE_MS = 5_000
+# A view that was whole this recently is whole. After the second bound nothing starts, after the third what runs is
+# given up (design section 5).
+FRESH_MS = 1_000
+STALE_S = 4.0
 STALE_ABORT_S = 30.0
 WATCH_S = 0.25
 # A revoked adapter's running jobs may end by themselves for this long, then they are aborted.
@@ -54,6 +57,7 @@ class Worker:
         self._scheduler = Scheduler(open_max=build.slots if build.mixes_adapters else 1, rows=build.rows)
         self._intake = Intake(doors)
         self._runs: dict[Coordinates, Run] = {}
+        self._admitting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Condition()
         self._loading = False
@@ -65,16 +69,16 @@ class Worker:
         works = (self._streams.run(), self.presence.run(), self._watch(), self._schedule())
         helpers = [self._tasks.create_task(work) for work in works]
         await group.start([REQUESTS.of(self.doors.pool)])
-        helpers.append(self._tasks.create_task(self._poll(group)))
+        helpers += [self._tasks.create_task(self._poll(group))]
         await self._stopping.wait()
         await self._drain(group)
-        for helper in helpers:
+        for helper in (*helpers, *self._admitting):
             helper.cancel()
         for lane in self.lanes.owned:
             self.lanes.close(lane)
 
     def stop(self) -> None:
-        """Start nothing more, let running jobs end, hand over what does not end in time."""
+        """Start nothing more, let running jobs end, hand over what does not."""
         self._stopping.set()
 
     @property
@@ -84,7 +88,7 @@ class Worker:
             return "stopping"
         if not self.doors.engine.healthy():
             return "the engine is not healthy"
-        if self._stale_s() > STALE_MS / 1000:
+        if self._stale_s() > STALE_S:
             return "the registry view is stale"
         return None if self.lanes.owned else "no partition is owned"
 
@@ -102,14 +106,13 @@ class Worker:
         left = [entry for entry in self._scheduler.queued if self.lanes.held(entry)[0] in gone]
         self._scheduler.withdraw(left)
         for entry in left:
-            self.lanes.let_go(entry)
-        self._give_up([run for run in self._runs.values() if run.lane in gone])
+            self.lanes.let_go(entry, self.lanes.held(entry)[0])
+        self._executor.give_up([run for run in self._runs.values() if run.lane in gone])
         self.presence.serve(self.lanes.partitions)
 
     def cancelled(self, record: RequestCancelled) -> None:
         """A tenant took a job back. The ledger knew first, so a job that is not here yet will not begin."""
-        name = tenant_job(record.identity.tenant, record.job_id)
-        self._end_early(lambda entry: entry.name == name, Outcome.CANCELLED)
+        self._end_early(lambda e: e.name == tenant_job(record.identity.tenant, record.job_id), Outcome.CANCELLED)
 
     def registry_changed(self, record: Record) -> None:
         if isinstance(record, AdapterRevoked):
@@ -121,7 +124,9 @@ class Worker:
                 taken = [record for record in records if self.lanes.take(lane, record)]
                 self.doors.metrics.count("records_consumed", len(taken))
                 for record in taken:
-                    self._tasks.create_task(self._admit(lane, record))
+                    task = self._tasks.create_task(self._admit(lane, record))
+                    self._admitting.add(task)
+                    task.add_done_callback(self._admitting.discard)
 
     async def _admit(self, lane: Lane, record: Incoming) -> None:
         verdict = await self._intake.read(record)
@@ -153,7 +158,7 @@ class Worker:
         self._end_early(
             lambda entry: self.adapters.is_quarantined(entry.digest), Outcome.FAILED, QUARANTINED, queued_only=True
         )
-        if not self._stopping.is_set() and self._stale_s() <= STALE_MS / 1000:
+        if not self._stopping.is_set() and self._stale_s() <= STALE_S:
             self._follow_plan(now)
         if not self._loading and self.adapters.to_expel(self._running_digests()):
             self._loading = True
@@ -162,7 +167,7 @@ class Worker:
         self.doors.metrics.set("jobs_running", len(self._scheduler.running))
 
     def _follow_plan(self, now: float) -> None:
-        plan = self._scheduler.plan(now, self.doors.engine.resident())
+        plan = self._scheduler.plan(now, self.adapters.usable())
         for entry in plan.start:
             self._scheduler.withdraw([entry])
             self._scheduler.started(entry)
@@ -173,13 +178,13 @@ class Worker:
             self._tasks.create_task(self._load(plan.load))
 
     async def _load(self, digest: str) -> None:
-        needed = self._scheduler.wanted() | self._running_digests()
         try:
-            await self.adapters.make_resident(digest, needed)
+            await self.adapters.make_resident(digest, lambda: self._scheduler.wanted() | self._running_digests())
+        except NoSlot:
+            await asyncio.sleep(TICK_S)
         except Unloadable as error:
             log.warning("adapter.not_loaded", adapter=digest, code=error.code)
-            revoked = error.code == "adapter_revoked"
-            reason: FailedOutcome = Outcome.REVOKED if revoked else Outcome.FAILED
+            reason: FailedOutcome = Outcome.REVOKED if error.code == "adapter_revoked" else Outcome.FAILED
             self._end_early(lambda e: e.digest == digest, reason, (error.code, str(error)), queued_only=True)
         self._loading = False
         self._wake.set()
@@ -205,17 +210,18 @@ class Worker:
         except HandedOver:
             self._put_back(run)
         except LaneLost:
-            self.lanes.let_go(run.entry)
+            self.lanes.let_go(run.entry, run.lane)
             await self.lanes_lost([run.lane])
         except EngineDead:
             await self._executor.abandon(list(self._runs.values()))
             raise
         else:
             closing = ending if isinstance(ending, Closing) else None
-            self.lanes.finish(run.entry, closing.records if closing else (), bool(closing and closing.poison))
+            self.lanes.finish(run.entry, run.lane, closing.records if closing else (), bool(closing and closing.poison))
         finally:
-            self._runs.pop(run.entry.request, None)
-            self._scheduler.ended(run.entry)
+            if self._runs.get(run.entry.request) is run:
+                self._runs.pop(run.entry.request)
+                self._scheduler.ended(run.entry)
             self._wake.set()
             async with self._idle:
                 self._idle.notify_all()
@@ -223,7 +229,7 @@ class Worker:
     def _put_back(self, run: Run) -> None:
         """What was handed over begins again here, alone if that was the reason, unless its lane or this worker goes."""
         if run.lane.lost or self._stopping.is_set():
-            self.lanes.let_go(run.entry)
+            self.lanes.let_go(run.entry, run.lane)
             return
         self._scheduler.add_first(run.entry if run.hand_over else replace(run.entry, alone=True))
 
@@ -270,11 +276,11 @@ class Worker:
 
     async def _watch(self) -> None:
         while True:
-            if await self.doors.view.fresh(STALE_MS):
+            if await self.doors.view.fresh(FRESH_MS):
                 self._fresh_at = self.doors.clock.monotonic()
             elif self._stale_s() > STALE_ABORT_S:
                 # A revocation may have been missed: what runs begins again when the view is whole.
-                self._give_up(list(self._runs.values()))
+                self._executor.give_up(list(self._runs.values()))
             self.doors.metrics.set("registry_stale_seconds", self._stale_s())
             if not self.doors.engine.healthy():
                 await self._executor.abandon(list(self._runs.values()))
@@ -284,15 +290,11 @@ class Worker:
     def _stale_s(self) -> float:
         return self.doors.clock.monotonic() - self._fresh_at
 
-    def _give_up(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            self._executor.give_up(run)
-
     async def _drain(self, group: Group) -> None:
         for lane in self.lanes.owned:
             group.pause(lane)
         await self._until_idle(STOP_DRAIN_S)
-        self._give_up(list(self._runs.values()))
+        self._executor.give_up(list(self._runs.values()))
         await self._until_idle(STOP_DRAIN_S)
         await self.lanes.drained()
         await self.adapters.close()

@@ -17,9 +17,9 @@ class Completions:
         self._next = watermark
 
     def read(self, offset: int) -> bool:
-        """Take note of a record. False when a former owner finished it already."""
+        """Take note of a record. False when a former owner finished it already, or it is in hand."""
         self._next = max(self._next, offset + 1)
-        if offset in self._finished:
+        if offset in self._finished or offset in self._running:
             return False
         self._running.add(offset)
         return True

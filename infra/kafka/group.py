@@ -8,86 +8,20 @@ the completion map, then works (design section 4.8; facts T2 to T4).
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from infra.kafka import clients
-from infra.kafka.records import Incoming, Outgoing, incoming
+from infra.kafka.lane import Lane, LaneLost
+from infra.kafka.records import Incoming, incoming
 from infra.logs import ActionLog
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError
 
 log = ActionLog("kafka")
 
-TRANSACTION_S = clients.TRANSACTION_MS / 1000
 POLL_RECORDS_MAX = 500
-
-
-class LaneLost(SwitchyardError):
-    """Another process took this partition over."""
-
-
-class Lane:
-    """One owned input partition: its fence, its committed place, and transactions that move it."""
-
-    def __init__(self, partition: TopicPartition, group: str, producer: AIOKafkaProducer, fence: str) -> None:
-        self.partition = partition
-        self.fence = fence
-        self.committed = 0
-        self.metadata = ""
-        # Where the partition ended when this lane was opened: a former owner may have worked on what lies before.
-        self.opened_end = 0
-        # The next offset to hand out; where the consumer is sought to after a rebalance.
-        self.next = 0
-        self.lost = False
-        self._group = group
-        self._producer = producer
-        self._lock = asyncio.Lock()
-
-    @property
-    def topic(self) -> str:
-        return str(self.partition.topic)
-
-    async def transact(self, records: Sequence[Outgoing], offset: int, metadata: str = "") -> None:
-        """Append records and commit the input offset, all or nothing.
-
-        Raises LaneLost when another owner fenced this one; any other Kafka error means the outcome is unknown and
-        the process must end.
-        """
-        async with self._lock:
-            if self.lost:
-                raise LaneLost
-            try:
-                await clients.within(TRANSACTION_S, "committing", self._transact(records, offset, metadata))
-            except (ProducerFenced, InvalidProducerEpoch) as error:
-                self.lost = True
-                raise LaneLost from error
-        self.committed, self.metadata = offset, metadata
-
-    async def _transact(self, records: Sequence[Outgoing], offset: int, metadata: str) -> None:
-        await self._producer.begin_transaction()
-        try:
-            waiting = [
-                await self._producer.send(
-                    r.topic, value=r.value, key=r.key, partition=r.partition, headers=list(r.headers)
-                )
-                for r in records
-            ]
-            # Without this, aiokafka commits a transaction whose records failed.
-            await asyncio.gather(*waiting)
-            offsets = {self.partition: OffsetAndMetadata(offset, metadata)}
-            await self._producer.send_offsets_to_transaction(offsets, self._group)
-        except (ProducerFenced, InvalidProducerEpoch):
-            raise
-        except KafkaError:
-            await self._producer.abort_transaction()
-            raise
-        await self._producer.commit_transaction()
-
-    async def close(self) -> None:
-        self.lost = True
-        await clients.stop(self._producer)
 
 
 LanesChanged = Callable[[Sequence[Lane]], Awaitable[None]]
@@ -109,13 +43,15 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         # Records polled under one assignment mean nothing under the next.
         self._assignment = 0
         self._gate_open = False
+        self._topics: list[str] = []
         self._wanted: list[str] | None = None
         self._failure: BaseException | None = None
 
     async def start(self, topics: Iterable[str]) -> None:
         await clients.start(self._admin)
         await clients.start(self._consumer)
-        self._consumer.subscribe(topics=sorted(topics), listener=self)
+        self._topics = sorted(topics)
+        self._consumer.subscribe(topics=self._topics, listener=self)
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics from now on. Partitions move by a rebalance, which begins with the next poll."""
@@ -124,9 +60,9 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
     def _resubscribe(self) -> None:
         """Only between rebalances: one that a new subscription interrupts ends aiokafka's coordination for good."""
         if self._wanted is not None and self._gate_open:
-            wanted, self._wanted = self._wanted, None
+            self._topics, self._wanted = self._wanted, None
             self._gate_open = False
-            self._consumer.subscribe(topics=wanted, listener=self)
+            self._consumer.subscribe(topics=self._topics, listener=self)
 
     @property
     def assigned(self) -> bool:
@@ -141,6 +77,9 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         """
         if self._failure is not None:
             raise self._failure
+        if self._topics and any(lane.lost and not lane.isolated for lane in self.lanes.values()):
+            # Fenced while the group still gives it to us: rejoin, and open anew what is ours then.
+            self._wanted = self._wanted or self._topics
         self._resubscribe()
         before = self._assignment
         polled = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=records_max)
@@ -148,15 +87,22 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         if not self._gate_open or before != self._assignment:
             self._seek(self.lanes.values())
             return {}
-        found: dict[Lane, list[Incoming]] = {}
-        for partition, records in polled.items():
-            lane = self.lanes.get(partition)
-            if lane is None or lane.lost or partition in self._paused:
-                continue
+        readable = [(self.lanes[p], records) for p, records in polled.items() if self._is_readable(p)]
+        for lane, records in readable:
             await self._check_continuity(lane, records[0].offset)
-            lane.next = records[-1].offset + 1
-            found[lane] = [incoming(record) for record in records]
+        if before != self._assignment:
+            self._seek(self.lanes.values())
+            return {}
+        found: dict[Lane, list[Incoming]] = {}
+        for lane, records in readable:
+            if not lane.lost:
+                lane.next = records[-1].offset + 1
+                found[lane] = [incoming(record) for record in records]
         return found
+
+    def _is_readable(self, partition: TopicPartition) -> bool:
+        lane = self.lanes.get(partition)
+        return lane is not None and not lane.lost and partition not in self._paused
 
     async def _poll_others(self, polled: dict[TopicPartition, list[object]], records_max: int) -> None:
         """aiokafka hands out the fullest partition's records first: ask for the others' until none has any at hand,
@@ -216,18 +162,19 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
         """Let go what went, open what came, seek everything, then open the gate."""
         try:
             await self._assign(set(assigned))
-        except (KafkaError, SwitchyardError, OSError) as error:
+        except (KafkaError, SwitchyardError, OSError, ValueError) as error:
             # aiokafka swallows what a listener raises; the next poll raises it instead.
             self._failure = error
 
     async def _assign(self, assigned: set[TopicPartition]) -> None:
-        gone = [self.lanes.pop(partition) for partition in set(self.lanes) - assigned]
+        fenced = {partition for partition, lane in self.lanes.items() if lane.lost and not lane.isolated}
+        gone = [self.lanes.pop(partition) for partition in (set(self.lanes) - assigned) | fenced]
         if gone:
             await self._on_lost(gone)
             await asyncio.gather(*(lane.close() for lane in gone))
         fresh = list(await asyncio.gather(*(self._open(partition) for partition in assigned - set(self.lanes))))
-        if fresh:
-            await self._on_open(fresh)
+        if served := [lane for lane in fresh if not lane.isolated]:
+            await self._on_open(served)
         self.lanes.update({lane.partition: lane for lane in fresh})
         self._seek(self.lanes.values())
         self._paused &= assigned
@@ -274,7 +221,9 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
             return
         start = await self._log_start(lane.partition)
         if start > lane.next:
-            lane.lost = True
+            lane.lost = lane.isolated = True
+            if not opening:
+                await self._on_lost([lane])
             log.error(
                 "lane.isolated",
                 topic=lane.topic,

@@ -8,6 +8,7 @@
 
 local ROW_PREFIX = '{switchyard}:job:'
 local INTEGER_MAX = 9007199254740991
+local PUT_MS_MIN = 3600000
 local DECISION_BYTES_MAX = 65536
 local TEXT_BYTES_MAX = 2048
 
@@ -188,7 +189,9 @@ local function begin(keys, args)
   if older(fence, row[4]) then return {'fenced', member} end
   -- A rebuild knows the attempts that wrote `Started`; one that had just begun may have been lost with the old ledger.
   local attempt = tonumber(row[5] or '0') + 1 + tonumber(row[10] or '0')
-  local crashes = tonumber(row[6] or '0') + tonumber(row[7] or '0')
+  -- The same life of the same producer did not crash: its last begin was answered into the void.
+  local crashed = row[7] == '1' and row[4] ~= fence
+  local crashes = tonumber(row[6] or '0') + (crashed and 1 or 0)
   redis.call('HSET', keys[6], 'request', request, 'fence', fence, 'attempt', text(attempt), 'crashes', text(crashes),
     'running', '1')
   redis.call('HDEL', keys[6], 'restored')
@@ -256,7 +259,8 @@ local function put(keys, row_key, member, forget_ms, fields)
   if kind and kind ~= 'cancelled' then return 0 end
   redis.call('HSET', row_key, unpack(fields))
   if kind then redis.call('HSET', row_key, 'cancelled', '1') end
-  redis.call('PEXPIREAT', row_key, text(forget_ms))
+  -- A row that is written is wanted: one whose time is over would be gone before it is read.
+  redis.call('PEXPIREAT', row_key, text(math.max(forget_ms, math.floor(now_us() / 1000) + PUT_MS_MIN)))
   local row = redis.call('HMGET', row_key, 'held', 'lease_us', 'window', 'digest')
   if row[1] == '1' then take(keys, member, {lease_us = row[2], window = row[3], digest = row[4]}) end
   return 1

@@ -200,6 +200,11 @@ class BeginSuite:
             (1, 0), (2, 1), (3, 2), (4, 3)
         ]  # fmt: skip
 
+    async def test_a_begin_that_was_answered_into_the_void_is_no_crash(self, bench: Bench) -> None:
+        await self.admitted(bench)
+        seen = [await bench.ledger.begin("acme", "job-1", REQUEST, "7.0") for _ in range(3)]
+        assert [(a.attempt, a.crashes) for a in seen if isinstance(a, Begun)] == [(1, 0), (2, 0), (3, 0)]
+
     async def test_an_orderly_hand_over_is_no_crash(self, bench: Bench) -> None:
         await self.admitted(bench)
         await bench.ledger.begin("acme", "job-1", REQUEST, "7.0")

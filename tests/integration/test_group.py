@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from infra.clock import SystemClock
-from infra.kafka.group import Group, Lane
+from infra.kafka.group import Group
+from infra.kafka.lane import Lane
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Outgoing
 from infra.launch.stack import Stack

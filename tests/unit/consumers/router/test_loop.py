@@ -3,7 +3,7 @@
 from consumers.router.effects import NOTHING, Effect
 from consumers.router.intake import Unreadable, Work
 from consumers.router.loop import PART_RECORDS_MAX, RETRY_S_MAX, Line, _rounds, _settled
-from infra.kafka.group import Lane
+from infra.kafka.lane import Lane
 from infra.kafka.records import Incoming, Outgoing
 from schemas.jobs import RejectReason
 
