@@ -57,6 +57,8 @@ class Input:
     @classmethod
     def scan(cls, path: Path) -> Self:
         """Check every line. Raises BatchRefused when the file as a whole is not a batch."""
+        if not path.is_file():
+            raise BatchRefused(f"{path} is no regular file; a batch is read more than once")
         found = cls(path)
         seen: dict[str, int] = {}
         whole = hashlib.sha256()

@@ -151,7 +151,7 @@ class AdapterRevoked(Record):
     type: Literal["AdapterRevoked"] = "AdapterRevoked"
     version: Literal[1] = 1
     adapter: Digest
-    reason: Annotated[str, Field(max_length=500)]
+    reason: Annotated[str, Field(min_length=1, max_length=500)]
     revoked_by: str
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Final
+from typing import IO, Final
 
 import click
 from rich.console import Console
@@ -93,6 +93,7 @@ def supervisor_of(home: Path) -> int | None:
 def _supervise(chosen: StackSettings) -> Iterator[str]:
     """Start the supervisor on its own and pass on what it says until the stack is up. Raises SwitchyardError."""
     log = chosen.home / "logs" / "supervisor.log"
+    chosen.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     environment = {**os.environ, **read(EngineSettings).environment(), **chosen.environment()}
     with log.open("ab") as errors:
@@ -106,7 +107,17 @@ def _supervise(chosen: StackSettings) -> Iterator[str]:
             text=True,
         )
     assert supervisor.stdout is not None
-    with supervisor.stdout as said:
+    try:
+        yield from _until_up(supervisor.stdout, log)
+    except BaseException:
+        # Interrupted, or failed: nothing is left behind half started.
+        supervisor.terminate()
+        supervisor.wait(STOP_SECONDS_MAX)
+        raise
+
+
+def _until_up(output: IO[str], log: Path) -> Iterator[str]:
+    with output as said:
         for line in said:
             if line == "UP\n":
                 return

@@ -1,10 +1,13 @@
 """Keeps a stack up until it is told to stop: `python -m infra.launch.supervise`, started by `switchyard up`."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections import deque
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import ClassVar, Final
 
 from infra import logs
@@ -14,8 +17,9 @@ from infra.settings import EngineSettings, Settings, read
 from schemas.errors import SwitchyardError
 
 LOOK_SECONDS: Final = 1.0
-# A process that ends again and again has a fault that no restart mends.
-RESTARTS_MAX: Final = 20
+# A process that ends so often in so short a time has a fault that no restart mends.
+RESTARTS_MAX: Final = 10
+WINDOW_SECONDS: Final = 600.0
 
 
 class StackSettings(Settings):
@@ -62,19 +66,41 @@ def main() -> int:
 
 
 def _watch(stack: Stack, stopping: Event, log: logs.ActionLog) -> None:
-    """Start again what ended by itself."""
-    restarts = 0
+    """Start again what ended by itself. One that ends again and again is left as it is, and the others go on."""
+    ended_at: dict[str, deque[float]] = {}
+    given_up: set[str] = set()
     while not stopping.wait(LOOK_SECONDS):
         for name, code in stack.ended().items():
-            restarts += 1
-            log.warning("process.ended", name=name, code=code, restarts=restarts)
-            if restarts > RESTARTS_MAX:
-                raise SwitchyardError(f"{name} ended again after {RESTARTS_MAX} restarts in this stack")
-            stack.restart(name)
+            if name in given_up:
+                continue
+            times = ended_at.setdefault(name, deque(maxlen=RESTARTS_MAX))
+            if len(times) == RESTARTS_MAX and monotonic() - times[0] < WINDOW_SECONDS:
+                given_up.add(name)
+                log.error("process.given_up", name=name, restarts=RESTARTS_MAX)
+                continue
+            times.append(monotonic())
+            log.warning("process.ended", name=name, code=code)
+            _restart(stack, name, log)
+
+
+def _restart(stack: Stack, name: str, log: logs.ActionLog) -> None:
+    process = stack.restart(name)
+    if name != "redis":
+        return
+    # A Redis that was started anew has a closed ledger; what is in the log opens it again.
+    try:
+        process.wait_ready()
+        stack.open_ledger()
+    except (SwitchyardError, OSError) as error:
+        log.error("ledger.not_opened", detail=str(error))
+    else:
+        log.warning("ledger.opened")
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    """To whoever started the stack, if it is still there to hear."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

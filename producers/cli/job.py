@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +35,9 @@ def job() -> None:
 @click.option("--seed", type=click.IntRange(min=0))
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
 @click.option("--session", "session_id", help="Jobs of one session keep to one version of the alias.")
-@click.option("--deadline", "deadline_s", type=click.FloatRange(min=0.001), help="Seconds until the job expires.")
+@click.option(
+    "--deadline", "deadline_s", type=click.FloatRange(min=0.001, max=86_400), help="Seconds until the job expires."
+)
 @click.option("--batch", is_flag=True, help="Wait in line when the pool is full, instead of being refused.")
 @click.option("--json", "as_json", is_flag=True, help="Print the final reply as JSON, and nothing before it.")
 @click.argument("prompt")
@@ -68,7 +71,8 @@ def run(
             "messages": tuple({"role": role, "content": content} for role, content in turns if content is not None),
             "parameters": parameters,
             "session_id": session_id,
-            "deadline_ms": None if deadline_s is None else int(deadline_s * 1000),
+            # Not a number passes every range; as 0 the record refuses it in words.
+            "deadline_ms": None if deadline_s is None else int(deadline_s * 1000) if isfinite(deadline_s) else 0,
         }
     )
 

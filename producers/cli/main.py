@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import logging
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def _summary(entry: EntryPoint) -> str:
 @click.version_option(package_name="switchyard")
 def main(home: Path | None) -> None:
     """Multi-tenant LLM inference with many LoRA adapters on Apache Kafka."""
+    # A library's own lines mean nothing to a user; what goes wrong is one sentence of ours.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if home is not None:
         from infra.credentials import use_home
 

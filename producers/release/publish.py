@@ -36,6 +36,10 @@ class NotApproved(SwitchyardError):
     """The adapter cannot be approved."""
 
 
+class NotRevocable(SwitchyardError):
+    """This is a base's zero adapter: without it the base serves nobody. Take a tenant's alias away instead."""
+
+
 class NotDrained(SwitchyardError):
     """The adapter is revoked, but not every worker has said that it is gone."""
 
@@ -143,9 +147,11 @@ async def revoke(
 ) -> tuple[str, ...]:
     """Revoke an adapter for ever and wait for the receipts of the workers of its base; returns who gave one.
 
-    Raises NotDrained naming the workers that did not answer within `wait_seconds`.
+    Raises NotDrained naming the workers that did not answer within `wait_seconds`, and NotRevocable.
     """
     entry = desk.adapter(digest)
+    if entry.manifest is not None and entry.manifest.owner is None:
+        raise NotRevocable
     if entry.revoked is None:
         revoked = AdapterRevoked(adapter=digest, reason=reason, revoked_by=desk.actor)
         await desk.append(ADAPTERS.name, digest, revoked)

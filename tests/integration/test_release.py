@@ -158,6 +158,14 @@ async def test_a_silent_worker_is_not_waited_for_once_others_own_its_partitions(
     assert await publish.revoke(house.desk, digest, "tests", wait_seconds=5) == ("heir",)
 
 
+async def test_a_bases_zero_adapter_cannot_be_revoked(house: House) -> None:
+    """Without it no worker of the base would start again."""
+    zero = next(iter(house.desk.registry.bases.values())).zero_adapter
+    with pytest.raises(publish.NotRevocable):
+        await publish.revoke(house.desk, zero, "tests")
+    assert house.desk.adapter(zero).revoked is None
+
+
 async def test_a_revoked_adapter_stays_revoked(house: House) -> None:
     digest = await house.approved()
     await publish.revoke(house.desk, digest, "it lies")
