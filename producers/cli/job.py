@@ -103,10 +103,11 @@ def cancel(tenant: str, job_id: str) -> None:
 
 async def _follow(client: "JobClient", record: "JobSubmitted", job_class: "JobClass", as_json: bool) -> int:
     """Print what comes until the final reply, and that. Ctrl-C cancels the job and waits a little for the reply."""
-    submitted = None
+    # Shielded: an interruption between the append and its acknowledgement must not lose sight of the job.
+    submitting = asyncio.create_task(client.submit_record(record, job_class))
     code = 0
     try:
-        submitted = await client.submit_record(record, job_class)
+        submitted = await asyncio.shield(submitting)
         if not as_json:
             await _print_tokens(submitted)
         final = await submitted.result()
@@ -114,7 +115,7 @@ async def _follow(client: "JobClient", record: "JobSubmitted", job_class: "JobCl
         # Also a job that may not have arrived: its cancellation is remembered, and wins.
         await client.cancel(record.job_id)
         code = INTERRUPTED
-        reply = await _soon(submitted)
+        reply = await _soon(submitting)
         if reply is None:
             click.echo(f"\njob {record.job_id} is being cancelled; it has not answered yet", err=True)
             return code
@@ -123,12 +124,10 @@ async def _follow(client: "JobClient", record: "JobSubmitted", job_class: "JobCl
     return code or int(final.type != "JobCompleted")
 
 
-async def _soon(submitted: "Job | None") -> "FinalReply | None":
-    if submitted is None:
-        return None
+async def _soon(submitting: "asyncio.Task[Job]") -> "FinalReply | None":
     try:
         async with asyncio.timeout(CANCEL_S):
-            return await submitted.result()
+            return await (await submitting).result()
     except TimeoutError:
         return None
 

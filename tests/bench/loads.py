@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from schemas.jobs import Message
+
 SEED = 20
 
 
@@ -21,6 +23,10 @@ class Load(BaseModel):
     share: float
     # Saturation: so many jobs at once.
     saturating: int
+
+    @property
+    def messages(self) -> list[Message]:
+        return [Message(role="user", content=self.prompt)]
 
 
 class Measured(BaseModel):

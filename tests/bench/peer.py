@@ -43,7 +43,7 @@ class Caller:
         request = EngineRequest(
             request_id=str(next(_requests)),
             digest=digest,
-            prompt_ids=self._engine.encode(load.prompt),
+            prompt_ids=self._engine.encode(load.messages),
             max_tokens=load.tokens,
             cache_salt=digest,
             temperature=0.0,
