@@ -68,16 +68,16 @@ class Publisher:
         self, topic: str, key: str, record: Record, subject: str | None = None, partition: int | None = None
     ) -> Coordinates:
         """Append one record and wait until it is acknowledged."""
-        (where,) = await self.send_all([self.outgoing(topic, key, record, subject, partition)])
-        return where
+        sending = self._send_all([self.outgoing(topic, key, record, subject, partition)])
+        (metadata,) = await clients.within(clients.SEND_S, "appending a record", sending)
+        return coordinates_of(metadata)
 
-    async def send_all(self, records: Sequence[Outgoing]) -> list[Coordinates]:
+    async def send_all(self, records: Sequence[Outgoing]) -> None:
         """Append records in order within each partition and wait for every one."""
-        return await clients.within(clients.SEND_S, "appending records", self._send_all(records))
+        await clients.within(clients.SEND_S, "appending records", self._send_all(records))
 
-    async def _send_all(self, records: Sequence[Outgoing]) -> list[Coordinates]:
-        waiting = [await self.enqueue(record) for record in records]
-        return list(await asyncio.gather(*(acknowledged(future) for future in waiting)))
+    async def _send_all(self, records: Sequence[Outgoing]) -> list[object]:
+        return await asyncio.gather(*[await self.enqueue(record) for record in records])
 
     async def enqueue(self, record: Outgoing) -> "asyncio.Future[object]":
         """Hand a record to the client and return the future of its acknowledgement."""
@@ -101,7 +101,11 @@ class Publisher:
 
 async def acknowledged(future: "asyncio.Future[object]") -> Coordinates:
     """Where a sent record lies, once it does."""
-    metadata = await future
+    return coordinates_of(await future)
+
+
+def coordinates_of(metadata: object) -> Coordinates:
+    """The place that an acknowledgement names."""
     return Coordinates(
         topic=str(getattr(metadata, "topic")),  # noqa: B009 - aiokafka ships no types
         partition=int(getattr(metadata, "partition")),  # noqa: B009
@@ -131,12 +135,12 @@ class AuditWriter:
 
     async def append(self, key: str, record: AuditRecord) -> Coordinates:
         """Append one record under its digest (or `tenant/<tenant>`) and wait until it is acknowledged."""
-        (where,) = await self.append_all([(key, record)])
-        return where
+        (metadata,) = await clients.within(clients.SEND_S, "appending to the audit", self._append_all([(key, record)]))
+        return coordinates_of(metadata)
 
-    async def append_all(self, records: Sequence[tuple[str, AuditRecord]]) -> list[Coordinates]:
+    async def append_all(self, records: Sequence[tuple[str, AuditRecord]]) -> None:
         """Append records in order and wait for every one."""
-        return await clients.within(clients.SEND_S, "appending to the audit", self._append_all(records))
+        await clients.within(clients.SEND_S, "appending to the audit", self._append_all(records))
 
     async def close(self) -> None:
         """Say on every partition written to that nothing of this life follows."""
@@ -145,7 +149,7 @@ class AuditWriter:
             waiting = [await self._enqueue(self.writer, partition, WriterClosed()) for partition in written]
         await clients.within(clients.SEND_S, "closing the audit", _all(waiting))
 
-    async def _append_all(self, records: Sequence[tuple[str, AuditRecord]]) -> list[Coordinates]:
+    async def _append_all(self, records: Sequence[tuple[str, AuditRecord]]) -> list[object]:
         async with self._lock:
             waiting = [await self._enqueue(key, partition_for(key, self._partitions), r) for key, r in records]
         return await _all(waiting)
@@ -158,5 +162,5 @@ class AuditWriter:
         return await self._publisher.enqueue(self._publisher.outgoing(AUDIT.name, key, numbered, subject, partition))
 
 
-async def _all(waiting: "Sequence[asyncio.Future[object]]") -> list[Coordinates]:
-    return list(await asyncio.gather(*(acknowledged(future) for future in waiting)))
+async def _all(waiting: "Sequence[asyncio.Future[object]]") -> list[object]:
+    return await asyncio.gather(*waiting)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 
 from aiokafka.structs import ConsumerRecord
 
@@ -71,6 +71,10 @@ class Stamp:
     source: str
     count: int = field(default=0)
 
+    @cached_property
+    def _source(self) -> bytes:
+        return f"/switchyard/{self.source}".encode()
+
     def outgoing(
         self,
         topic: str,
@@ -100,9 +104,9 @@ class Stamp:
         headers = [
             ("ce_specversion", b"1.0"),
             ("ce_id", f"{self.source}/{self.count}".encode()),
-            ("ce_type", f"switchyard.{kind.type_name()}.v{kind.model_fields['version'].default}".encode()),
-            ("ce_source", f"/switchyard/{self.source}".encode()),
-            ("ce_time", datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()),
+            ("ce_type", _type_of(kind)),
+            ("ce_source", self._source),
+            ("ce_time", _time_of(now_ms)),
             ("content-type", b"application/json"),
         ]
         if subject is not None:
@@ -114,6 +118,17 @@ class Stamp:
             headers=(*headers, *extra),
             partition=partition,
         )
+
+
+@cache
+def _type_of(kind: type[Record]) -> bytes:
+    return f"switchyard.{kind.type_name()}.v{kind.model_fields['version'].default}".encode()
+
+
+# The records of one batch are stamped within a millisecond or two.
+@lru_cache(2)
+def _time_of(now_ms: int) -> bytes:
+    return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()
 
 
 def incoming(record: ConsumerRecord[bytes, bytes]) -> Incoming:
