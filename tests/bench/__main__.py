@@ -27,7 +27,7 @@ from tests.bench.machine import watched
 from tests.bench.router import Effort
 
 PROMPT = "Say something about the weather in one sentence."
-FULL = (Effort(jobs=4000, rounds=5), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
+FULL = (Effort(jobs=12_000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
 QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, share=0.5, saturating=128))
 REAL = Load(prompt=PROMPT, tokens=32, jobs=20, share=0.4, saturating=32)
 BEGAN = monotonic()
