@@ -116,6 +116,13 @@ def test_a_suspect_runs_with_nothing_beside_it() -> None:
     assert len(start(scheduler, 3.0, resident)) == 1
 
 
+def test_an_engine_has_a_few_jobs_more_than_rows_at_hand() -> None:
+    scheduler = Scheduler(open_max=2, rows=16)
+    for _ in range(30):
+        scheduler.add(entry(DIGESTS[0]))
+    assert len(start(scheduler, 0.0, {DIGESTS[0]})) == 18
+
+
 def test_a_withdrawn_job_never_starts() -> None:
     scheduler = Scheduler(open_max=2, rows=4)
     unwanted = entry(DIGESTS[0])
