@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,18 @@ def _summary(entry: EntryPoint) -> str:
     return ""
 
 
+@contextmanager
+def _quiet(library: str) -> Iterator[None]:
+    """While a command runs: a library's lines mean nothing to its user, who gets one sentence of ours."""
+    logger = logging.getLogger(library)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--home",
@@ -71,8 +85,7 @@ def _summary(entry: EntryPoint) -> str:
 @click.version_option(package_name="switchyard")
 def main(home: Path | None) -> None:
     """Multi-tenant LLM inference with many LoRA adapters on Apache Kafka."""
-    # A library's own lines mean nothing to a user; what goes wrong is one sentence of ours.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    click.get_current_context().with_resource(_quiet("aiokafka"))
     if home is not None:
         from infra.credentials import use_home
 

@@ -1,5 +1,6 @@
 """The command line finds every room's commands and loads none of them to say so."""
 
+import logging
 import subprocess
 import sys
 import tomllib
@@ -50,3 +51,9 @@ def test_a_malformed_tenant_is_refused_before_anything_is_looked_up() -> None:
     for tenant in ("Acme", "a/b", "../x", "a.b", ""):
         found = CliRunner().invoke(main, ["job", "cancel", "--tenant", tenant, "j"])
         assert found.exit_code == 2
+
+
+def test_a_command_leaves_the_loggers_of_its_process_as_they_were() -> None:
+    before = logging.getLogger("aiokafka").level
+    CliRunner().invoke(main, ["job", "--help"])
+    assert logging.getLogger("aiokafka").level == before
