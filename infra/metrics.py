@@ -18,7 +18,7 @@ CLASSES: Final = ("interactive", "batch")
 OUTCOMES: Final = ("completed", "failed", "rejected", "cancelled", "expired", "interrupted", "revoked")
 REJECT_REASONS: Final = (
     "invalid_record", "unknown_alias", "limit_exceeded", "deadline_passed", "job_id_reused", "cancelled",
-    "tenant_mismatch", "class_not_granted", "capacity", "not_ready",
+    "tenant_mismatch", "class_not_granted", "capacity", "concurrency", "rate", "budget", "not_ready",
 )  # fmt: skip
 LEDGER_CALLS: Final = ("admit", "begin", "cancel", "settle", "window")
 SECONDS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -64,7 +64,7 @@ COUNTERS: Final[dict[CounterName, Metric]] = {
     "adapter_loads": Metric("Adapters loaded into the engine.", {"result": ("loaded", "failed", "quarantined")}),
     "adapter_evictions": Metric(
         "Adapters taken out of the engine.",
-        {"reason": ("turn", "revoked", "failed", "shutdown")},
+        {"reason": ("own_share", "reclaim_borrowed", "turn", "idle", "revoked", "failed", "shutdown")},
     ),
     "usage_settled": Metric("Leases ended by the settler.", {"outcome": OUTCOMES}),
     "loop_failures": Metric("Failures after which a loop began anew.", {}),

@@ -19,7 +19,7 @@ from schemas.errors import BadSignature
 from schemas.keys import KeyPublished, KeyRevoked, KeyRole
 from schemas.record import Record, decode_one_of
 from schemas.signing import verify
-from schemas.tenants import TenantConfigured, TenantState
+from schemas.tenants import AliasGranted, AliasWithdrawn, TenantConfigured, TenantState
 from schemas.topics import REGISTRY
 
 RECORDS = {topic.name: topic.records for topic in REGISTRY}
@@ -65,6 +65,8 @@ class Registry:
     adapters: dict[str, AdapterEntry] = field(default_factory=dict)
     aliases: dict[tuple[str, str], AliasPointed] = field(default_factory=dict)
     tenants: dict[str, TenantConfigured] = field(default_factory=dict)
+    # What stands for each alias of each tenant; withdrawn ones are left out.
+    grants: dict[tuple[str, str], AliasGranted] = field(default_factory=dict)
     pools: dict[str, PoolConfigured] = field(default_factory=dict)
     workers: dict[str, WorkerReady] = field(default_factory=dict)
     published: dict[str, KeyPublished] = field(default_factory=dict)
@@ -126,6 +128,10 @@ class Registry:
                 self.aliases[record.tenant, record.alias] = record
             case TenantConfigured():
                 self.tenants[record.tenant] = record
+            case AliasGranted():
+                self.grants[record.tenant, record.alias] = record
+            case AliasWithdrawn():
+                self.grants.pop((record.tenant, record.alias), None)
             case PoolConfigured():
                 self.pools[record.pool] = record
             case WorkerReady() | WorkerGone():

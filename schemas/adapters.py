@@ -191,6 +191,10 @@ class PoolConfigured(Record):
     rank_max: Count
     context_max: Count
     partitions: Annotated[int, Field(ge=1, le=256)]
+    # Only these tenants are served; None: every tenant. A tenant that has a pool of its own is served there alone.
+    tenants: tuple[TenantId, ...] | None = None
+    # Parts of every window, in percent, that are held for one tenant each.
+    reserved: dict[TenantId, Annotated[int, Field(ge=1, le=100)]] = Field(default_factory=dict)
 
 
 class WorkerReady(Record):

@@ -7,22 +7,41 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from schemas.ids import Alias, Count, Digest, JobId, PoolId, TenantId
+from schemas.impersonation import Impersonation
 from schemas.jobs import JobClass, Outcome, RejectReason
 from schemas.record import Coordinates, Identity, Record
 from schemas.replies import Usage
+from schemas.service import Service
 
 
 class LoadReason(StrEnum):
     """Why an adapter was put into a slot."""
 
+    #: A job waited for it.
     JOB = "job"
+    #: A record that is not due yet names it.
+    PREFETCH = "prefetch"
     GATE = "gate"
 
 
-class EvictReason(StrEnum):
-    """Why an adapter left its slot."""
+class LoadSource(StrEnum):
+    """Where an adapter came from."""
 
+    STORE = "store"
+    HOST = "host"
+
+
+class EvictReason(StrEnum):
+    """Why an adapter left its slot or the host cache."""
+
+    #: Another adapter of the same owner took its place.
+    OWN_SHARE = "own_share"
+    #: Its owner held more than its share, and another tenant was below its own.
+    RECLAIM_BORROWED = "reclaim_borrowed"
+    #: Nobody exceeds a share by a whole adapter: tenants take turns by quantum.
     TURN = "turn"
+    #: It was not asked for; inside its owner only.
+    IDLE = "idle"
     REVOKED = "revoked"
     FAILED = "failed"
     SHUTDOWN = "shutdown"
@@ -58,7 +77,13 @@ class Admitted(AuditRecord):
     admitted_at_us: Count
     lease_ends_at_us: Count
     expires_at_ms: Count
+    prompt_tokens: Count = 0
+    # The tenant's weight, and what its fairness counter was lifted by.
+    weight: Count = 100
+    lift: Count = 0
     key_id: str
+    # Who acted in the tenant's name, why and until when; None for the tenant itself.
+    impersonation: Impersonation | None = None
 
 
 class Rejected(AuditRecord):
@@ -110,6 +135,8 @@ class Finished(AuditRecord):
     usage: Usage
     metering: Coordinates
     reply_hash: Digest
+    # None where the job never reached a queue, or was written before this was recorded.
+    service: Service | None = None
 
 
 class AdapterLoaded(AuditRecord):
@@ -124,6 +151,8 @@ class AdapterLoaded(AuditRecord):
     reason: LoadReason
     duration_ms: Count
     resident_bytes: Count
+    owner: TenantId | None = None
+    source: LoadSource = LoadSource.STORE
 
 
 class AdapterLoadFailed(AuditRecord):
@@ -149,6 +178,19 @@ class AdapterEvicted(AuditRecord):
     engine: str
     reason: EvictReason
     resident_bytes: Count
+    owner: TenantId | None = None
+    duration_ms: Count = 0
+    # Whether it stays in the host cache.
+    kept_in_host: bool = False
+
+
+class Impersonated(AuditRecord):
+    """A permission to act in a tenant's name was given. Keyed `tenant/<tenant>`."""
+
+    type: Literal["Impersonated"] = "Impersonated"
+    version: Literal[1] = 1
+    tenant: TenantId
+    impersonation: Impersonation
 
 
 class WriterClosed(AuditRecord):
@@ -158,8 +200,7 @@ class WriterClosed(AuditRecord):
     version: Literal[1] = 1
 
 
-JOB_RECORDS = (Admitted, CancelRequested, Started, Finished)
 AUDIT_RECORDS: tuple[type[AuditRecord], ...] = (
     Admitted, Rejected, CancelRequested, Started, Finished,
-    AdapterLoaded, AdapterLoadFailed, AdapterEvicted, WriterClosed,
+    AdapterLoaded, AdapterLoadFailed, AdapterEvicted, Impersonated, WriterClosed,
 )  # fmt: skip

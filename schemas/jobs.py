@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from schemas.digest import canonical, digest_of
 from schemas.ids import Count, Digest, JobId, KeyId, PoolId, TenantId
+from schemas.impersonation import SignedImpersonation
 from schemas.record import Coordinates, Identity, Record, Value
 
 MESSAGES_MAX = 256
@@ -47,11 +48,21 @@ class RejectReason(StrEnum):
     TENANT_MISMATCH = "tenant_mismatch"
     CLASS_NOT_GRANTED = "class_not_granted"
     # The retryable ones: no outcome, the job id stays free.
+    #: The pool has no place for this tenant now.
     CAPACITY = "capacity"
+    #: The tenant, or one of its adapters, has as many unfinished jobs as it may have.
+    CONCURRENCY = "concurrency"
+    #: The tenant's tokens of this minute are spent or reserved.
+    RATE = "rate"
+    #: The tenant's tokens of this day are spent or reserved.
+    BUDGET = "budget"
+    #: No worker is ready for this base, rank and build, or admission is closed.
     NOT_READY = "not_ready"
 
 
-RETRYABLE = frozenset({RejectReason.CAPACITY, RejectReason.NOT_READY})
+RETRYABLE = frozenset({
+    RejectReason.CAPACITY, RejectReason.CONCURRENCY, RejectReason.RATE, RejectReason.BUDGET, RejectReason.NOT_READY,
+})  # fmt: skip
 
 
 class OnInterrupt(StrEnum):
@@ -96,6 +107,13 @@ class JobSubmitted(Record):
     deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
     on_interrupt: OnInterrupt = OnInterrupt.RERUN
     tenant: str | None = None
+    # Set where an operator acts in the tenant's name.
+    impersonation: SignedImpersonation | None = None
+
+    def encode(self) -> bytes:
+        """As every record, but a job of the tenant's own keeps the bytes, and so the hash, of its first release."""
+        missing = {"impersonation"} if self.impersonation is None else None
+        return canonical(self.model_dump(mode="json", exclude=missing))
 
     @model_validator(mode="after")
     def _one_text(self) -> "JobSubmitted":
@@ -123,6 +141,8 @@ class Limits(Value):
 
     tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX_LIMIT)]
     context_max: Annotated[int, Field(ge=1)]
+    # As the router counted and reserved them; a worker fails a job whose prompt has more. 0: not counted.
+    prompt_tokens: Count = 0
 
 
 class Route(Value):
@@ -142,10 +162,14 @@ class Route(Value):
     ledger_epoch: Count
     admitted_at_us: Count
     expires_at_ms: Count
+    # The tenant's weight, and what its fairness counter was lifted by when this job was admitted.
+    weight: Annotated[int, Field(ge=1, le=1000)] = 100
+    lift: Count = 0
     key_id: KeyId
 
     def signed_bytes(self) -> bytes:
-        return canonical(self.model_dump(mode="json"))
+        """Without fields at their defaults: a route that was signed before a field existed keeps its signature."""
+        return canonical(self.model_dump(mode="json", exclude_defaults=True))
 
 
 class RequestRouted(Record):
@@ -157,9 +181,12 @@ class RequestRouted(Record):
     signature: Annotated[str, Field(max_length=1024)]
     job: JobSubmitted
 
+    def encode(self) -> bytes:
+        return self.assembled(self.route.signed_bytes(), self.signature, self.job.encode())
+
     @staticmethod
     def assembled(route: bytes, signature: str, job: bytes) -> bytes:
-        """What `encode` makes, from a route and a job that are canonical bytes already. The names are in order."""
+        """From a route and a job that are canonical bytes already. The names are in order."""
         return b'{"job":%b,"route":%b,"signature":"%b","type":"RequestRouted","version":1}' % (
             job, route, signature.encode()
         )  # fmt: skip

@@ -15,6 +15,8 @@ class KeyRole(StrEnum):
     ROUTE = "route"
     REGISTRY = "registry"
     GATE = "gate"
+    # Permissions to act in a tenant's name.
+    ADMIN = "admin"
 
 
 class KeyPublished(Record):

@@ -6,6 +6,7 @@ from schemas.ids import Count, Digest, JobId
 from schemas.jobs import JobClass, Outcome
 from schemas.record import Coordinates, Identity, Record
 from schemas.replies import Usage
+from schemas.service import Service
 
 
 class UsageRecorded(Record):
@@ -28,3 +29,5 @@ class UsageRecorded(Record):
     started_at_ms: Count | None
     ended_at_ms: Count
     reply_hash: Digest
+    # None where the job never reached a queue, or was written before this was recorded.
+    service: Service | None = None

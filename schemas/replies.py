@@ -47,6 +47,17 @@ class TokensGenerated(Record):
     tokens: Count
 
 
+class JobWaiting(Record):
+    """A batch job waits in its own topic, and for what. A notice, written at most once per job and reason."""
+
+    type: Literal["JobWaiting"] = "JobWaiting"
+    version: Literal[1] = 1
+    job_id: JobId
+    ingress: Coordinates
+    reason: RejectReason
+    message: str
+
+
 class JobCompleted(Record):
     """The final reply of a job that ran to its end. `text` is authoritative; chunks were a preview."""
 

@@ -140,12 +140,12 @@ CANCELS = Topic(
 STREAM = Topic(
     name="stream.{tenant}",
     key="job id",
-    records=(replies.TokensGenerated,),
-    writers=frozenset({Role.WORKER}),
+    records=(replies.TokensGenerated, replies.JobWaiting),
+    writers=frozenset({Role.WORKER, Role.ROUTER}),
     readers=frozenset({Role.TENANT}),
     partitions=1,
     retention_ms=HOUR_MS,
-    about="chunks of tokens, a preview",
+    about="chunks of tokens and notices of waiting: a preview",
 )
 REPLIES = Topic(
     name="replies.{tenant}",
@@ -172,8 +172,8 @@ AUDIT = Topic(
     name="audit",
     key="adapter digest",
     records=audit.AUDIT_RECORDS,
-    writers=frozenset({Role.ROUTER, Role.WORKER, Role.SETTLER}),
-    readers=frozenset({Role.AUDITOR, Role.OPERATOR, Role.SETTLER, Role.RELEASE}),
+    writers=frozenset({Role.ROUTER, Role.WORKER, Role.SETTLER, Role.OPERATOR}),
+    readers=frozenset({Role.AUDITOR, Role.OPERATOR, Role.SETTLER, Role.RELEASE, Role.ROUTER}),
     partitions=8,
     retention_ms=7 * YEAR_MS,
     log_append_time=True,
@@ -194,7 +194,13 @@ ADAPTERS = _record(
     "the life of every adapter",
 )
 ALIASES = _record("aliases", "tenant/alias", (adapters.AliasPointed,), {Role.RELEASE}, "where each alias points")
-TENANTS = _record("tenants", "tenant", (tenants.TenantConfigured,), {Role.OPERATOR}, "what each tenant may use")
+TENANTS = _record(
+    "tenants",
+    "tenant",
+    (tenants.TenantConfigured, tenants.AliasGranted, tenants.AliasWithdrawn),
+    {Role.OPERATOR},
+    "what each tenant may use, and which aliases it is granted",
+)
 POOLS = _record("pools", "pool", (adapters.PoolConfigured,), {Role.OPERATOR}, "the pools of workers")
 WORKERS = _record(
     "workers", "worker", (adapters.WorkerReady, adapters.WorkerGone), {Role.WORKER}, "which worker serves what"
