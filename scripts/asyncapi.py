@@ -180,7 +180,7 @@ def _names(roles: Iterable[Role]) -> list[str]:
 def _message(kind: type[Record]) -> Document:
     name = kind.type_name()
     version = kind.model_fields["version"].default
-    written = Stamp(source="s").outgoing("t", "k", kind.model_construct(type=name, version=version), 0, digest_of(b""))
+    written = Stamp(source="s").encoded("t", "k", kind, b"{}", 0, digest_of(b""))
     names = [header for header, _ in written.headers]
     if any(kind in topic.records for topic in TOPICS if topic.tenant_writes or topic in (REQUESTS, STREAM, REPLIES)):
         names += sorted(ECHOED)
