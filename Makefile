@@ -1,5 +1,5 @@
 # Each command sets up what it needs; a second run starts at once.
-.PHONY: help setup check test-fast test demo bench up down lock clean
+.PHONY: help setup check test-fast test demo isolation bench up down lock clean
 .DEFAULT_GOAL := help
 SHELL := bash
 BIN := .venv/bin
@@ -29,6 +29,10 @@ test:  ## every test, on a real Kafka, Redis and engine
 demo:  ## the whole product on one machine, with a real model
 	$(SETUP) engines kafka redis model
 	$(BIN)/python -m scripts.demo
+
+isolation:  ## what one tenant tries against another, as a table with proofs
+	$(SETUP) tools kafka redis
+	$(BIN)/python -m tests.isolation
 
 bench:  ## the measured figures of the README
 	$(SETUP) engines kafka redis model

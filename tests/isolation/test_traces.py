@@ -1,0 +1,70 @@
+"""Traces: what a tenant can read says nothing of another, and what an operator reads says nothing it need not."""
+
+import asyncio
+import re
+import urllib.request
+
+import pytest
+
+from schemas.topics import REPLIES, STREAM
+from tests.isolation.house import ALIASES, CANARY, NORTH, SOUTH, House
+from tests.isolation.notes import Note
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
+# What the fake engine says: `«digest» w1 w2`.
+OUTPUT = re.compile(rb"\xc2\xab[0-9a-f]{8}\xc2\xbb|\bw1 w2\b")
+
+
+def secrets_of(house: House, tenant: str) -> list[bytes]:
+    """Names and paths of a tenant that no other may see. The platform's own adapter is everybody's."""
+    own = [alias for alias in ALIASES[tenant] if alias.endswith("-secret")]
+    digests = [house.digest(tenant, alias) for alias in ALIASES[tenant]]
+    return [name.encode() for name in (tenant, *own, *digests, *(d.removeprefix("sha256:") for d in digests))]
+
+
+async def test_a_search_of_everything_a_tenant_can_read(house: House, note: Note) -> None:
+    searched = 0
+    for mine, other in ((NORTH, SOUTH), (SOUTH, NORTH)):
+        await house.ask(mine, f"{other}-secret")
+        for topic in (STREAM.of(mine), REPLIES.of(mine)):
+            for record in await house.world.read(topic):
+                content = b"\n".join([record.key or b"", record.value or b"", *(v or b"" for _, v in record.headers)])
+                found = [secret for secret in secrets_of(house, other) if secret in content]
+                assert not found, (topic, record.coordinates, found)
+                searched += 1
+    assert searched > 0
+    note("search of replies, streams and errors for the other's names", "nothing found", f"{searched} records searched")
+
+
+async def test_a_search_of_metrics_and_logs(house: House, note: Note) -> None:
+    ports = [p.metrics_port for p in house.stack.file.processes.values() if p.metrics_port is not None]
+    pages = [await asyncio.to_thread(_page, port) for port in ports]
+    pages = [page for page in pages if page]
+    assert len(pages) >= 3
+    for page in pages:
+        assert not DIGEST.search(page)
+        for tenant in (NORTH, SOUTH):
+            assert not [secret for secret in secrets_of(house, tenant) if secret in page]
+    services = ("router", "settler", "worker")
+    logs = [path for path in (house.stack.file.home / "logs").glob("*.log") if path.stem.split("-")[0] in services]
+    assert len(logs) >= 3
+    for path in logs:
+        content = path.read_bytes()
+        assert CANARY.encode() not in content, path
+        assert not OUTPUT.search(content), path
+    note(
+        "search of metrics and logs",
+        "no tenant, alias or digest in a metric; no prompt or output in a log",
+        f"{len(pages)} metric pages and {len(logs)} logs searched",
+    )
+
+
+def _page(port: int) -> bytes:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return bytes(answer.read())
+    except OSError:
+        # A worker that the restart replaced.
+        return b""
