@@ -1,7 +1,11 @@
 """What is asked of the ledger and what it answers: plain values, the same for the fold and for Redis."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from schemas.audit import Admitted
 from schemas.digest import canonical
@@ -32,7 +36,13 @@ class Decision(Value):
     limits: Limits
     decided_on: dict[str, Count]
     expires_at_ms: Count
+    weight: Annotated[int, Field(ge=1, le=1000)] = 100
     key_id: KeyId
+
+    @property
+    def reserve(self) -> int:
+        """Tokens that are held until usage says how many were used."""
+        return self.limits.prompt_tokens + self.limits.tokens_max
 
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json"))
@@ -50,9 +60,14 @@ class Decision(Value):
             alias=admitted.alias,
             pool=admitted.pool,
             partition=admitted.request_partition,
-            limits=Limits(tokens_max=admitted.tokens_max, context_max=admitted.context_max),
+            limits=Limits(
+                tokens_max=admitted.tokens_max,
+                context_max=admitted.context_max,
+                prompt_tokens=admitted.prompt_tokens,
+            ),
             decided_on=admitted.decided_on,
             expires_at_ms=admitted.expires_at_ms,
+            weight=admitted.weight,
             key_id=admitted.key_id,
         )
 
@@ -67,13 +82,14 @@ class Decision(Value):
             limits=route.limits,
             decided_on=route.decided_on,
             expires_at_ms=route.expires_at_ms,
+            weight=route.weight,
             key_id=route.key_id,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """Ask for a lease. The tenant, class, digest, window and deadline are the decision's."""
+    """Ask for a lease. The tenant, class, digest, window, tokens, weight and deadline are the decision's."""
 
     job_id: JobId
     body_hash: str
@@ -81,8 +97,15 @@ class Admission:
     decision: Decision
     #: Admitted, unfinished jobs of the tenant, over all pools.
     concurrency_max: int
+    #: The same under this one adapter.
+    adapter_concurrency_max: int
+    #: Prompt and output tokens, reserved or used: of any 60 s, and of one day of UTC.
+    tokens_per_minute: int
+    tokens_per_day: int
     #: Admitted, unfinished jobs of the pool's partition; zero without a ready owner.
     window_max: int
+    #: Places of the window that are held for one tenant each.
+    reserved: Mapping[TenantId, int] = field(default_factory=dict)
     grace_ms: int = LEASE_GRACE_MS
     memory_ms: int = MEMORY_MS
 
@@ -107,8 +130,16 @@ class Refusal:
 class Resource(StrEnum):
     """What was full."""
 
+    #: As many unfinished jobs as the tenant, or one of its adapters, may have.
     TENANT = "tenant"
+    ADAPTER = "adapter"
+    #: The tokens of this minute, or of this day, are used or reserved.
+    RATE = "rate"
+    BUDGET = "budget"
+    #: No place is free.
     WINDOW = "window"
+    #: The places that are free are held for others, or it is another tenant's turn.
+    SHARE = "share"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +156,8 @@ class Granted:
     admitted_at_us: int
     lease_ends_at_us: int
     epoch: int
+    #: What the tenant's fairness counter was lifted by.
+    lift: int
     #: False for the call that took the lease; the stored decision otherwise, whatever was asked this time.
     repeated: bool
 
@@ -223,15 +256,38 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Used:
+    """What a job used: its prompt and output tokens, and the time of a load that it caused."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    load_ms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a tenant has used or reserved in the last 60 s and on this day, and its fairness counter."""
+
+    minute: int = 0
+    day: int = 0
+    counter: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
-    """What is held now. `windows` is by `<pool>/<partition>`."""
+    """What is held now. `windows` is by `<pool>/<partition>`, `adapters` by `<tenant>|<digest>`.
+
+    `spent` is of the tenants that were admitted something lately.
+    """
 
     open: bool
     epoch: int
     leases: int
-    tenants: dict[str, int]
-    windows: dict[str, int]
-    references: dict[str, int]
+    tenants: dict[str, int] = field(default_factory=dict)
+    adapters: dict[str, int] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)
+    references: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, Spent] = field(default_factory=dict)
 
 
 Remembered = Granted | Refused | BodyDiffers | TakenBack | Ended

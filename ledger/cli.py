@@ -44,7 +44,14 @@ def status() -> None:
     for kind, counts in (("tenant", found.tenants), ("window", found.windows), ("adapter", found.references)):
         for name, count in sorted(counts.items()):
             table.add_row(kind, name, str(count))
-    Console().print(table)
+    spent = Table(title="used or reserved")
+    for heading in ("tenant", "tokens of this minute", "tokens of this day", "fairness counter"):
+        spent.add_column(heading)
+    for name, sums in sorted(found.spent.items()):
+        spent.add_row(name, str(sums.minute), str(sums.day), str(sums.counter))
+    console = Console()
+    console.print(table)
+    console.print(spent)
 
 
 async def _rebuild(stack: StackFile) -> books.Rebuilt:

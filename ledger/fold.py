@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from ledger.answers import MEMORY_MS
+from ledger.answers import MEMORY_MS, Used
 from ledger.keys import member_of
 from ledger.rows import Kind, Row
 from schemas.audit import Admitted, CancelRequested, Rejected, Started
@@ -25,7 +25,7 @@ class LogFold:
     _started: dict[str, list[tuple[int, Started]]] = field(default_factory=dict)
     _cancelled_ms: dict[str, int] = field(default_factory=dict)
     _rejected: dict[str, tuple[Rejected, int]] = field(default_factory=dict)
-    _used: dict[str, dict[str, int]] = field(default_factory=dict)
+    _used: dict[str, dict[str, tuple[Used, int]]] = field(default_factory=dict)
 
     def apply(self, record: Record, timestamp_ms: int) -> None:
         """Take one record, with the time its broker gave it."""
@@ -44,8 +44,7 @@ class LogFold:
                     self._rejected[member] = (record, timestamp_ms)
             case UsageRecorded():
                 self.epoch_max = max(self.epoch_max, record.ledger_epoch)
-                member = member_of(record.identity.tenant, record.job_id)
-                _earliest(self._used.setdefault(member, {}), str(record.ingress), timestamp_ms)
+                self._use(member_of(record.identity.tenant, record.job_id), record, timestamp_ms)
 
     def rows(self, now_us: int) -> dict[str, Row]:
         """Every row that is remembered at this time."""
@@ -55,10 +54,16 @@ class LogFold:
         }
         found |= {member: _refused(*rejected) for member, rejected in self._rejected.items()}
         for member, places in self._used.items():
-            ingress, at_ms = max(places.items(), key=lambda place: place[1])
+            ingress, (_, at_ms) = max(places.items(), key=lambda place: place[1][1])
             found[member] = Row(kind=Kind.SETTLED, ingress=ingress, forget_ms=at_ms + MEMORY_MS)
         found |= {member: self._row(member, now_us) for member in self._admitted}
-        return {member: row for member, row in found.items() if row.forget_ms * 1000 > now_us}
+        return {member: row for member, row in found.items() if row.held or row.forget_ms * 1000 > now_us}
+
+    def _use(self, member: str, record: UsageRecorded, timestamp_ms: int) -> None:
+        places = self._used.setdefault(member, {})
+        known = places.get(str(record.ingress))
+        if known is None or timestamp_ms < known[1]:
+            places[str(record.ingress)] = (used_of(record), timestamp_ms)
 
     def _admit(self, member: str, record: Admitted, timestamp_ms: int) -> None:
         known, first_ms = self._admitted.get(member, (None, timestamp_ms))
@@ -72,13 +77,22 @@ class LogFold:
         record, first_ms = self._admitted[member]
         row = Row.of_record(record)
         if row.ingress in self._used.get(member, {}):
-            return row.settled()
-        row = replace(row, held=row.lease_us > now_us, cancelled=member in self._cancelled_ms, restored=True)
+            return row.settled(self._used[member][row.ingress][0])
+        row = replace(row, cancelled=member in self._cancelled_ms, restored=True)
         started = [item for at_ms, item in self._started.get(member, []) if at_ms >= first_ms]
-        if not started:
-            return row
-        last = max(started, key=lambda item: item.attempt)
-        return replace(row, attempt=last.attempt, running=True, request=str(last.request), fence=last.fence)
+        if started:
+            last = max(started, key=lambda item: item.attempt)
+            row = replace(row, attempt=last.attempt, running=True, request=str(last.request), fence=last.fence)
+        return row if row.lease_us > now_us else row.released()
+
+
+def used_of(record: UsageRecorded) -> Used:
+    """What the ledger is told of a usage record."""
+    return Used(
+        prompt_tokens=record.usage.prompt_tokens,
+        completion_tokens=record.usage.completion_tokens,
+        load_ms=record.service.load_ms if record.service is not None else 0,
+    )
 
 
 def _earliest(times: dict[str, int], name: str, at_ms: int) -> None:

@@ -10,25 +10,39 @@ PATTERN = PREFIX + "*"
 
 GATE = PREFIX + "gate"
 LEASES = PREFIX + "leases"
-TENANTS = PREFIX + "tenants"
-WINDOWS = PREFIX + "windows"
-REFERENCES = PREFIX + "references"
+COUNTS = PREFIX + "counts"
+RECENT = PREFIX + "recent"
 JOB_PREFIX = PREFIX + "job:"
 REFUSAL_PREFIX = PREFIX + "refusal:"
+SPENT_PREFIX = PREFIX + "spent:"
+SEEN_PREFIX = PREFIX + "seen:"
+WAITING_PREFIX = PREFIX + "waiting:"
+WEIGHTS = PREFIX + "weights"
 
-BOOKS = (GATE, LEASES, TENANTS, WINDOWS, REFERENCES)
+BOOKS = (GATE, LEASES, COUNTS, RECENT)
 
+_OF_LEASES = "Admitted without UsageRecorded, until lease_ends_at_us"
+_OF_SECONDS = "none: what was asked in the last seconds, and is asked again"
 #: key -> what it holds, and its source records.
 SOURCES = {
     GATE: ("hash run_id, epoch, open", "ledger_epoch of Admitted and UsageRecorded, raised by every rebuild"),
-    LEASES: ("sorted set job -> end in us", "Admitted without UsageRecorded, lease_ends_at_us"),
-    TENANTS: ("hash tenant -> leases", "the same"),
-    WINDOWS: ("hash pool/partition -> leases", "the same"),
-    REFERENCES: ("hash adapter digest -> leases", "the same"),
+    LEASES: ("sorted set job -> end in us", _OF_LEASES),
+    COUNTS: (
+        "hash of leases: t|tenant, a|tenant|digest, w|pool/partition, p|pool/partition|tenant, r|digest",
+        _OF_LEASES,
+    ),
+    RECENT: ("sorted set tenant -> its last admission in us", "admitted_at_us of Admitted"),
     JOB_PREFIX + "<tenant>/<job id>": (
-        "hash, the job's row, forgotten after MEMORY_MS",
+        "hash, the job's row, forgotten MEMORY_MS after its admission or with its lease",
         "Admitted, Started, CancelRequested, Rejected, UsageRecorded",
     ),
+    SPENT_PREFIX + "<tenant>": (
+        "hash of tokens and costs: m<bucket of 5 s>, d<day>, f<fairness period>, by the admission's time",
+        "Admitted: reserved; UsageRecorded: used; neither used nor begun when the lease ended: nothing",
+    ),
+    SEEN_PREFIX + "<pool/partition>": ("sorted set tenant -> when it last asked for a place, in us", _OF_SECONDS),
+    WAITING_PREFIX + "<pool/partition>": ("sorted set tenant -> until when it is waited for, in us", _OF_SECONDS),
+    WEIGHTS: ("hash tenant -> weight, as it last asked", _OF_SECONDS),
     REFUSAL_PREFIX + "<topic>/<partition>/<offset>": (
         "string, a capacity refusal of one ingress record, forgotten after MEMORY_MS",
         "none: a capacity refusal is no outcome, and a record that lost it is decided anew",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from ledger.answers import (
     RETRY_AFTER_MS,
-    SWEEP_MAX,
     Admission,
     AdmitAnswer,
     BeginAnswer,
@@ -36,20 +35,26 @@ from ledger.answers import (
     Status,
     TakenBack,
     Unknown,
+    Used,
 )  # fmt: skip
+from ledger.fairness import ACTIVE_US, SEEN_US, WAITING_US, Claim, room, shares
+from ledger.holdings import Holdings, tenant_of
 from ledger.keys import coordinates, member_of, window_of
 from ledger.rows import Kind, Row
+from ledger.tokens import bucket_of, day_of, day_wait_ms, minute_wait_ms
 from schemas.jobs import JobClass, RejectReason
 from schemas.record import Coordinates
 
 
 @dataclass
-class Books:
+class Books(Holdings):
     """All the ledger knows. Methods are named as the Redis functions are, and answer as they do."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
     #: Capacity refusals of interactive records by ingress coordinates, with the time they are forgotten.
     refusals: dict[str, tuple[Full, int]] = field(default_factory=dict)
+    #: By window: when each tenant last asked for a place and with which weight; until when one is waited for.
+    seen: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    waiting: dict[str, dict[str, int]] = field(default_factory=dict)
     epoch: int = 0
     is_open: bool = False
 
@@ -72,8 +77,8 @@ class Books:
             return refusal
         if now_us >= ask.decision.expires_at_ms * 1000:
             return Expired()
-        self._sweep(now_us)
-        full = self._full(ask)
+        self.sweep(now_us)
+        full = self._full(ask, now_us)
         if full is not None:
             if ask.decision.job_class is JobClass.INTERACTIVE:
                 self.refusals[str(ask.ingress)] = (full, now_us + ask.memory_ms * 1000)
@@ -85,6 +90,7 @@ class Books:
             admitted_us=now_us,
             lease_us=(ask.decision.expires_at_ms + ask.grace_ms) * 1000,
             epoch=self.epoch,
+            lift=self.lift(ask.tenant, now_us),
             memory_ms=ask.memory_ms,
         )
         return _granted(self.rows[member], repeated=False)
@@ -157,7 +163,7 @@ class Books:
         self.rows[member] = replace(row, cancelled=True)
         return Flagged(decision=Decision.decode(row.decision.encode()), ingress=coordinates(row.ingress))
 
-    def settle(self, member: str, ingress: Coordinates, memory_ms: int, now_us: int) -> SettleAnswer:
+    def settle(self, member: str, ingress: Coordinates, used: Used, memory_ms: int, now_us: int) -> SettleAnswer:
         if not self.is_open:
             return Closed()
         row = self._row(member, now_us)
@@ -170,7 +176,7 @@ class Books:
             return Settled(repeated=False)
         if row.kind is not Kind.ADMITTED or row.ended or row.ingress != str(ingress):
             return Settled(repeated=True)
-        self.rows[member] = row.settled()
+        self.rows[member] = row.settled(used)
         return Settled(repeated=False)
 
     def adopt(self, member: str, row: Row, now_us: int) -> bool | Closed:
@@ -189,43 +195,88 @@ class Books:
     def references(self, digest: str, now_us: int) -> int | Closed:
         if not self.is_open:
             return Closed()
-        self._sweep(now_us)
-        return sum(row.digest == digest for row in self._held().values())
+        self.sweep(now_us)
+        return sum(row.digest == digest for row in self.held().values())
 
     def status(self, now_us: int) -> Status:
         if self.is_open:
-            self._sweep(now_us)
-        held = self._held()
+            self.sweep(now_us)
+        held = self.held()
         return Status(
             open=self.is_open,
             epoch=self.epoch,
             leases=len(held),
-            tenants=Counter(member.partition("/")[0] for member in held),
+            tenants=Counter(tenant_of(member) for member in held),
+            adapters=Counter(f"{tenant_of(member)}|{row.digest}" for member, row in held.items()),
             windows=Counter(row.window for row in held.values()),
             references=Counter(row.digest for row in held.values()),
+            spent={tenant: self.spent(tenant, now_us) for tenant in self.recent(0)},
         )
+
+    def fairness(self, now_us: int) -> dict[str, int]:
+        """The counter of every tenant that was admitted something lately."""
+        return {tenant: self.counter(tenant, now_us) for tenant in self.recent(now_us - ACTIVE_US)}
 
     def _row(self, member: str, now_us: int) -> Row | None:
         row = self.rows.get(member)
-        return row if row is not None and row.forget_ms > now_us // 1000 else None
+        return row if row is not None and (row.held or row.forget_ms > now_us // 1000) else None
 
-    def _held(self) -> dict[str, Row]:
-        return {member: row for member, row in self.rows.items() if row.held}
-
-    def _sweep(self, now_us: int) -> None:
-        over = sorted((row.lease_us, member) for member, row in self._held().items() if row.lease_us <= now_us)
-        for _, member in over[:SWEEP_MAX]:
-            self.rows[member] = replace(self.rows[member], held=False)
-
-    def _full(self, ask: Admission) -> Full | None:
-        held = self._held()
+    def _full(self, ask: Admission, now_us: int) -> Full | None:
+        """The tenant's own limits first; only one that is within them takes part in the choice of who is next."""
+        limit = self._at_own_limit(ask, now_us)
+        if limit is not None or not ask.window_max:
+            return limit or Full(resource=Resource.WINDOW, retry_after_ms=RETRY_AFTER_MS)
         window = window_of(ask.decision.pool, ask.decision.partition)
-        resource = None
-        if sum(member.partition("/")[0] == ask.tenant for member in held) >= ask.concurrency_max:
-            resource = Resource.TENANT
-        if sum(row.window == window for row in held.values()) >= ask.window_max:
-            resource = Resource.WINDOW
-        return Full(resource=resource, retry_after_ms=RETRY_AFTER_MS) if resource else None
+        self.seen.setdefault(window, {})[ask.tenant] = (now_us, ask.decision.weight)
+        waiting = self.waiting.setdefault(window, {})
+        resource = self._no_place(ask, window, now_us)
+        if resource is None:
+            waiting.pop(ask.tenant, None)
+            return None
+        waiting[ask.tenant] = now_us + WAITING_US
+        return Full(resource=resource, retry_after_ms=RETRY_AFTER_MS)
+
+    def _at_own_limit(self, ask: Admission, now_us: int) -> Full | None:
+        held = [row for row in self.of(ask.tenant) if row.held]
+        if len(held) >= ask.concurrency_max:
+            return Full(resource=Resource.TENANT, retry_after_ms=RETRY_AFTER_MS)
+        if sum(row.digest == ask.decision.identity.adapter for row in held) >= ask.adapter_concurrency_max:
+            return Full(resource=Resource.ADAPTER, retry_after_ms=RETRY_AFTER_MS)
+        reserve = ask.decision.reserve
+        spent = self.sums(ask.tenant, day_of, "tokens").get(day_of(now_us), 0)
+        wait_ms = day_wait_ms(spent, reserve, ask.tokens_per_day, now_us)
+        if wait_ms:
+            return Full(resource=Resource.BUDGET, retry_after_ms=wait_ms)
+        wait_ms = minute_wait_ms(self.sums(ask.tenant, bucket_of, "tokens"), reserve, ask.tokens_per_minute, now_us)
+        return Full(resource=Resource.RATE, retry_after_ms=wait_ms) if wait_ms else None
+
+    def _no_place(self, ask: Admission, window: str, now_us: int) -> Resource | None:
+        held = Counter(tenant_of(member) for member, row in self.held().items() if row.window == window)
+        claims = self._claims(ask, window, held, now_us)
+        total = held.total()
+        if total >= ask.window_max:
+            return Resource.WINDOW
+        places, within = room(ask.tenant, ask.window_max, total, claims)
+        owed, mine = shares(ask.window_max, claims), self.counter(ask.tenant, now_us)
+        before = sum(
+            until_us > now_us
+            and other != ask.tenant
+            and other in claims
+            and (claims[other].held < owed[other]) == within
+            and self.counter(other, now_us) < mine
+            for other, until_us in self.waiting[window].items()
+        )
+        if places > before:
+            return None
+        return Resource.WINDOW if within else Resource.SHARE
+
+    def _claims(self, ask: Admission, window: str, held: Counter[str], now_us: int) -> dict[str, Claim]:
+        """Of every tenant that asked for a place here lately, or for which some are reserved."""
+        active = {other: weight for other, (at_us, weight) in self.seen[window].items() if at_us > now_us - SEEN_US}
+        return {
+            other: Claim(weight=active.get(other, 0), held=held[other], reserved=ask.reserved.get(other, 0))
+            for other in active.keys() | ask.reserved.keys()
+        }
 
     def _remembered(self, member: str, body: str, now_us: int) -> Remembered | None:
         row = self._row(member, now_us)
@@ -249,6 +300,7 @@ def _granted(row: Row, *, repeated: bool) -> Granted:
         admitted_at_us=row.admitted_us,
         lease_ends_at_us=row.lease_us,
         epoch=row.epoch,
+        lift=row.lift,
         repeated=repeated,
     )
 

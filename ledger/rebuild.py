@@ -6,7 +6,6 @@ granted a lease before the raise has either appended it within those ends, or it
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,8 +16,10 @@ from infra.kafka.tail import end_offsets, offset_at, read_range
 from infra.redis import connect
 from infra.settings import KafkaSettings, RedisSettings, read
 from ledger import keys
+from ledger.answers import Status
 from ledger.fold import WINDOW_MS, LogFold
 from ledger.functions.calls import call, load, row_arguments
+from ledger.quota import Books
 from ledger.rows import Row
 from ledger.store import Ledger
 from schemas.audit import AUDIT_RECORDS
@@ -161,16 +162,23 @@ async def check(kafka: KafkaSettings, redis: Redis) -> list[str]:
         return ["the ledger is closed"]
     await Log(kafka, await gate.now_us()).read_on(fold)
     live, now_us = await gate.rows(), await gate.now_us()
-    found = differences(live, fold.rows(now_us), now_us)
-    held = {member: row for member, row in live.items() if row.held}
-    for name, counted, derived in (
-        ("tenants", status.tenants, Counter(member.partition("/")[0] for member in held)),
-        ("windows", status.windows, Counter(row.window for row in held.values())),
-        ("references", status.references, Counter(row.digest for row in held.values())),
-    ):
-        if counted != dict(derived):
-            found.append(f"{name}: {counted} is counted, the rows hold {dict(derived)}")
-    return found
+    return differences(live, fold.rows(now_us), now_us) + miscounted(await Ledger(redis).status(), live, now_us)
+
+
+def miscounted(status: Status, live: dict[str, Row], now_us: int) -> list[str]:
+    """One sentence for each sum that is not that of the rows."""
+    books = Books(rows=live, is_open=True, epoch=status.epoch)
+    derived = books.status(now_us)
+    found = [
+        f"{name}: {getattr(status, name)} is counted, the rows hold {dict(getattr(derived, name))}"
+        for name in ("tenants", "adapters", "windows", "references")
+        if getattr(status, name) != dict(getattr(derived, name))
+    ]
+    return found + [
+        f"tenant {tenant}: {status.spent.get(tenant)} is counted, the rows make {spent}"
+        for tenant, spent in derived.spent.items()
+        if status.spent.get(tenant) != spent
+    ]
 
 
 def differences(live: dict[str, Row], folded: dict[str, Row], now_us: int) -> list[str]:

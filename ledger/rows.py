@@ -5,7 +5,8 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
-from ledger.answers import LEASE_GRACE_MS, MEMORY_MS, Decision
+from ledger.answers import LEASE_GRACE_MS, MEMORY_MS, Decision, Used
+from ledger.fairness import cost
 from ledger.keys import window_of
 from schemas.audit import Admitted
 from schemas.jobs import Route
@@ -25,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One job's row. All fields but `forget_ms` are the Redis hash; a field at its default is not stored there."""
+    """One job's row: in Redis a hash, where a field that is zero or empty is not stored."""
 
     kind: Kind
     body: str = ""
@@ -39,6 +40,13 @@ class Row:
     epoch: int = 0
     #: Holds a place, concurrency and a reference.
     held: bool = False
+    #: Tokens held at admission, and the weight and lift of its cost.
+    reserve: int = 0
+    weight: int = 0
+    lift: int = 0
+    #: What it counts for now in its tenant's minute and day, and in its counter: reserved, used, or given back.
+    tokens: int = 0
+    cost: int = 0
     ended: bool = False
     cancelled: bool = False
     attempt: int = 0
@@ -51,6 +59,7 @@ class Row:
     fence: str = ""
     reason: str = ""
     message: str = ""
+    #: A row that holds a lease is not forgotten, whatever this says.
     forget_ms: int = field(default=0, compare=False)
 
     @classmethod
@@ -63,9 +72,11 @@ class Row:
         admitted_us: int,
         lease_us: int,
         epoch: int,
+        lift: int = 0,
         memory_ms: int = MEMORY_MS,
     ) -> "Row":
         """A job that holds a lease."""
+        limits = decision.limits
         return cls(
             kind=Kind.ADMITTED,
             body=body,
@@ -78,6 +89,11 @@ class Row:
             admitted_us=admitted_us,
             epoch=epoch,
             held=True,
+            reserve=decision.reserve,
+            weight=decision.weight,
+            lift=lift,
+            tokens=decision.reserve,
+            cost=lift + cost(limits.prompt_tokens, limits.tokens_max, 0, decision.weight),
             forget_ms=admitted_us // 1000 + memory_ms,
         )
 
@@ -90,6 +106,7 @@ class Row:
             admitted_us=record.admitted_at_us,
             lease_us=record.lease_ends_at_us,
             epoch=record.ledger_epoch,
+            lift=record.lift,
         )
 
     @classmethod
@@ -102,6 +119,7 @@ class Row:
             admitted_us=route.admitted_at_us,
             lease_us=(route.expires_at_ms + LEASE_GRACE_MS) * 1000,
             epoch=route.ledger_epoch,
+            lift=route.lift,
         )
         return replace(row, restored=True)
 
@@ -114,18 +132,25 @@ class Row:
         values = {name: getattr(self, name) for name in STORED}
         return {name: str(int(value) if isinstance(value, bool) else value) for name, value in values.items() if value}
 
-    def settled(self) -> "Row":
-        """Without what only an execution needs."""
+    def settled(self, used: Used) -> "Row":
+        """With what was used instead of what was reserved, and without what only an execution needs."""
         return replace(
             self, held=False, ended=True, cancelled=False, attempt=0, crashes=0, running=False, restored=False,
-            request="", fence="",
+            request="", fence="", tokens=min(self.reserve, used.prompt_tokens + used.completion_tokens),
+            cost=self.lift + cost(used.prompt_tokens, used.completion_tokens, used.load_ms, self.weight),
         )  # fmt: skip
+
+    def released(self) -> "Row":
+        """Its time is over. One that never began has used nothing; of one that began, usage will say what it used."""
+        if self.attempt:
+            return replace(self, held=False)
+        return replace(self, held=False, tokens=0, cost=self.lift)
 
     def at_rest(self, now_us: int) -> "Row":
         """Without what the log does not tell: orderly hand-overs, wording, and leases whose time is over."""
-        held = self.held and self.lease_us > now_us
-        return replace(self, held=held, crashes=0, running=False, restored=False, message="")
+        row = self.released() if self.held and self.lease_us <= now_us else self
+        return replace(row, crashes=0, running=False, restored=False, message="", forget_ms=0)
 
 
-STORED = tuple(item.name for item in fields(Row) if item.name != "forget_ms")
+STORED = tuple(item.name for item in fields(Row))
 _ROW = TypeAdapter(Row)

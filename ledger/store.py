@@ -38,9 +38,11 @@ from ledger.answers import (
     Resource,
     SettleAnswer,
     Settled,
+    Spent,
     Status,
     TakenBack,
     Unknown,
+    Used,
 )  # fmt: skip
 from ledger.functions.calls import STATUS_SWEEP_MAX, Calls, LedgerUnavailable, LedgerUnreachable, row_arguments
 from ledger.rows import Row
@@ -71,23 +73,31 @@ class Ledger:
             decision.identity.adapter,
             keys.window_of(decision.pool, decision.partition),
             ask.concurrency_max,
+            ask.adapter_concurrency_max,
+            ask.tokens_per_minute,
+            ask.tokens_per_day,
             ask.window_max,
+            decision.limits.prompt_tokens,
+            decision.limits.tokens_max,
+            decision.weight,
             decision.expires_at_ms,
             ask.grace_ms,
             ask.memory_ms,
             RETRY_AFTER_MS,
             SWEEP_MAX,
             decision.encode(),
+            " ".join(f"{tenant}={places}" for tenant, places in ask.reserved.items()),
             refusal=keys.refusal_key(ask.ingress),
         )
         match answer:
-            case [b"leased", _, admitted_us, lease_us, epoch]:
+            case [b"leased", _, admitted_us, lease_us, epoch, lift]:
                 return Granted(
                     decision=decision,
                     ingress=ask.ingress,
                     admitted_at_us=int(admitted_us),
                     lease_ends_at_us=int(lease_us),
                     epoch=int(epoch),
+                    lift=int(lift),
                     repeated=False,
                 )
             case [b"full", _, resource, retry_after_ms]:
@@ -145,9 +155,11 @@ class Ledger:
                 return Flagged(decision=Decision.decode(decision), ingress=keys.coordinates(ingress.decode()))
         return _CANCEL[answer[0]]
 
-    async def settle(self, tenant: TenantId, job_id: JobId, ingress: Coordinates) -> SettleAnswer:
-        """End the lease of the job that came from `ingress`."""
-        answer = await self._call("settle", keys.member_of(tenant, job_id), str(ingress), MEMORY_MS)
+    async def settle(self, tenant: TenantId, job_id: JobId, ingress: Coordinates, used: Used) -> SettleAnswer:
+        """End the lease of the job that came from `ingress`, and count what it used instead of what it reserved."""
+        member = keys.member_of(tenant, job_id)
+        spent = (used.prompt_tokens, used.completion_tokens, used.load_ms)
+        answer = await self._call("settle", member, str(ingress), *spent, MEMORY_MS)
         return Closed() if answer[0] == b"closed" else Settled(repeated=answer[2] == b"1")
 
     async def references(self, digest: Digest) -> int | Closed:
@@ -159,13 +171,26 @@ class Ledger:
         """What is held now. A ledger without its function library is closed too."""
         answer = await self._call("status", "", STATUS_SWEEP_MAX)
         if answer[0] == b"closed":
-            return Status(open=False, epoch=0, leases=0, tenants={}, windows={}, references={})
-        _, _, is_open, epoch, leases, _, *counts = answer
-        tenants, windows, references = (_counts(flat) for flat in counts)
+            return Status(open=False, epoch=0, leases=0)
+        _, _, is_open, epoch, leases, _, counts, spent = answer
+        held = _counts(counts)
         return Status(
-            open=is_open == b"1", epoch=int(epoch), leases=int(leases),
-            tenants=tenants, windows=windows, references=references,
-        )  # fmt: skip
+            open=is_open == b"1",
+            epoch=int(epoch),
+            leases=int(leases),
+            tenants=_named(held, "t|"),
+            adapters=_named(held, "a|"),
+            windows=_named(held, "w|"),
+            references=_named(held, "r|"),
+            spent=_spent(spent),
+        )
+
+    async def fairness(self) -> dict[TenantId, int] | Closed:
+        """The fairness counter of every tenant that was admitted something in the last minute."""
+        answer = await self._call("fairness", "")
+        if answer[0] == b"closed":
+            return Closed()
+        return {tenant: spent.counter for tenant, spent in _spent(answer[2]).items()}
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -187,13 +212,14 @@ _REMEMBERED: Final[dict[bytes, Remembered]] = {
 
 def _remembered(answer: list[Any]) -> Remembered:
     match answer:
-        case [b"granted", _, decision, ingress, admitted_us, lease_us, epoch]:
+        case [b"granted", _, decision, ingress, admitted_us, lease_us, epoch, lift]:
             return Granted(
                 decision=Decision.decode(decision),
                 ingress=keys.coordinates(ingress.decode()),
                 admitted_at_us=int(admitted_us),
                 lease_ends_at_us=int(lease_us),
                 epoch=int(epoch),
+                lift=int(lift),
                 repeated=True,
             )
         case [b"refused", _, reason, message, ingress]:
@@ -203,6 +229,18 @@ def _remembered(answer: list[Any]) -> Remembered:
                 ingress=keys.coordinates(ingress.decode()),
             )
     return _REMEMBERED[answer[0]]
+
+
+def _named(counts: dict[str, int], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+
+def _spent(flat: list[bytes]) -> dict[str, Spent]:
+    """Tenant, minute, day, counter, and again."""
+    return {
+        flat[at].decode(): Spent(minute=int(flat[at + 1]), day=int(flat[at + 2]), counter=int(flat[at + 3]))
+        for at in range(0, len(flat), 4)
+    }
 
 
 def _counts(flat: list[bytes]) -> dict[str, int]:

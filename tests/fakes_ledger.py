@@ -1,6 +1,7 @@
 """A ledger without Redis: the fold behind the same methods, and values to ask it with."""
 
 from itertools import count
+from typing import Any
 
 from ledger.answers import (
     MEMORY_MS,
@@ -14,6 +15,7 @@ from ledger.answers import (
     RefuseAnswer,
     SettleAnswer,
     Status,
+    Used,
 )
 from ledger.keys import member_of
 from ledger.quota import Books
@@ -26,6 +28,8 @@ from schemas.metering import UsageRecorded
 from schemas.record import Coordinates, Identity
 from schemas.replies import Usage
 
+# What a job of these tests uses: less than it reserves.
+USED = Used(prompt_tokens=5, completion_tokens=7)
 START_MS = 1_800_000_000_000
 _offsets = count(1)
 
@@ -63,14 +67,17 @@ class MemoryLedger(Ledger):
     async def cancel(self, tenant: str, job_id: str) -> CancelAnswer:
         return self.books.cancel(member_of(tenant, job_id), MEMORY_MS, self.now_us)
 
-    async def settle(self, tenant: str, job_id: str, ingress: Coordinates) -> SettleAnswer:
-        return self.books.settle(member_of(tenant, job_id), ingress, MEMORY_MS, self.now_us)
+    async def settle(self, tenant: str, job_id: str, ingress: Coordinates, used: Used) -> SettleAnswer:
+        return self.books.settle(member_of(tenant, job_id), ingress, used, MEMORY_MS, self.now_us)
 
     async def references(self, digest: str) -> int | Closed:
         return self.books.references(digest, self.now_us)
 
     async def status(self) -> Status:
         return self.books.status(self.now_us)
+
+    async def fairness(self) -> dict[str, int] | Closed:
+        return self.books.fairness(self.now_us) if self.books.is_open else Closed()
 
     async def close(self) -> None:
         return
@@ -110,6 +117,10 @@ def at(topic: str = "jobs.acme", offset: int | None = None, partition: int = 0) 
     return Coordinates(topic=topic, partition=partition, offset=next(_offsets) if offset is None else offset)
 
 
+# Limits that no test reaches by chance.
+PLENTY: dict[str, Any] = {"adapter_concurrency_max": 1000, "tokens_per_minute": 10**9, "tokens_per_day": 10**9}
+
+
 def make_admission(
     job_id: str = "job-1",
     decision: Decision | None = None,
@@ -118,6 +129,7 @@ def make_admission(
     concurrency_max: int = 8,
     window_max: int = 8,
     grace_ms: int = 30_000,
+    **limits: Any,
 ) -> Admission:
     return Admission(
         job_id=job_id,
@@ -127,6 +139,7 @@ def make_admission(
         concurrency_max=concurrency_max,
         window_max=window_max,
         grace_ms=grace_ms,
+        **{**PLENTY, **limits},
     )
 
 
@@ -143,7 +156,7 @@ def make_refusal(
     )
 
 
-def make_admitted(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: int = 1) -> Admitted:
+def make_admitted(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: int = 1, lift: int = 0) -> Admitted:
     """The audit record of an admission."""
     decision = ask.decision
     return Admitted(
@@ -162,6 +175,9 @@ def make_admitted(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: 
         admitted_at_us=admitted_at_us,
         lease_ends_at_us=(decision.expires_at_ms + ask.grace_ms) * 1000,
         expires_at_ms=decision.expires_at_ms,
+        prompt_tokens=decision.limits.prompt_tokens,
+        weight=decision.weight,
+        lift=lift,
         key_id=decision.key_id,
     )
 

@@ -50,6 +50,9 @@ class Bench:
                 ingress=request.route.ingress,
                 decision=Decision.of_route(request.route),
                 concurrency_max=10_000,
+                adapter_concurrency_max=10_000,
+                tokens_per_minute=1 << 40,
+                tokens_per_day=1 << 40,
                 window_max=10_000,
             )
         )

@@ -87,7 +87,10 @@ class Admissions:
                     body_hash=work.body_hash,
                     ingress=record.coordinates,
                     decision=choice.decision,
-                    concurrency_max=choice.concurrency_max,
+                    concurrency_max=choice.tenant.concurrency_max,
+                    adapter_concurrency_max=choice.tenant.adapter_concurrency_max,
+                    tokens_per_minute=choice.tenant.tokens_per_minute,
+                    tokens_per_day=choice.tenant.tokens_per_day,
                     window_max=choice.window_max,
                 )
             )

@@ -34,7 +34,7 @@ class Candidate:
     """A job that may run, where the ledger has a place for it."""
 
     decision: Decision
-    concurrency_max: int
+    tenant: TenantConfigured
     window_max: int
 
 
@@ -79,11 +79,12 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
         limits=Limits(tokens_max=job.parameters.max_tokens, context_max=pool.context_max),
         decided_on=dict(registry.positions),
         expires_at_ms=expires_at_ms,
+        weight=tenant.weight,
         key_id=context.key_id,
     )  # fmt: skip
     return Candidate(
         decision=decision,
-        concurrency_max=tenant.concurrency_max,
+        tenant=tenant,
         window_max=window_of(registry, pool.pool, partition),
     )
 

@@ -110,6 +110,8 @@ class Effects:
             ledger_epoch=granted.epoch,
             admitted_at_us=granted.admitted_at_us,
             expires_at_ms=decision.expires_at_ms,
+            weight=decision.weight,
+            lift=granted.lift,
             # Another one than the decision's only where keys were changed between a crash and its recovery.
             key_id=self._key.key_id,
         )
@@ -136,6 +138,9 @@ def _admitted(work: Job, granted: Granted, decision: Decision, ingress: Coordina
         admitted_at_us=granted.admitted_at_us,
         lease_ends_at_us=granted.lease_ends_at_us,
         expires_at_ms=decision.expires_at_ms,
+        prompt_tokens=decision.limits.prompt_tokens,
+        weight=decision.weight,
+        lift=granted.lift,
         key_id=decision.key_id,
     )
 

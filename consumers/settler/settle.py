@@ -10,6 +10,7 @@ from infra.kafka.records import Incoming, dead_letter
 from infra.logs import ActionLog
 from infra.metrics import Metrics
 from ledger.answers import Settled
+from ledger.fold import used_of
 from ledger.store import Ledger, LedgerUnavailable
 from schemas.audit import Finished
 from schemas.errors import InvalidRecord
@@ -80,7 +81,7 @@ class Settler:
     async def _settled(self, usage: UsageRecorded) -> bool:
         began = self._clock.monotonic()
         try:
-            answer = await self._ledger.settle(usage.identity.tenant, usage.job_id, usage.ingress)
+            answer = await self._ledger.settle(usage.identity.tenant, usage.job_id, usage.ingress, used_of(usage))
         except LedgerUnavailable as error:
             log.warning("ledger.unavailable", detail=str(error))
             return False

@@ -12,7 +12,8 @@ from ledger import keys
 from ledger.rows import Row
 from schemas.errors import SwitchyardError
 
-LIBRARY = Path(__file__).parent / "switchyard.lua"
+# One library: the files in this order.
+FILES = ("checks", "spending", "leases", "runs", "books")
 # A status ends more leases than an admission does, since no job waits for it.
 STATUS_SWEEP_MAX = 10_000
 # Calls in one round trip: Redis serves nobody else meanwhile.
@@ -29,10 +30,15 @@ class LedgerUnreachable(LedgerUnavailable):
     """Nothing listens where the ledger was: the call did not happen, and a Redis started anew is closed."""
 
 
+def library() -> str:
+    """The source of the function library `switchyard`."""
+    return "\n".join((Path(__file__).parent / f"{name}.lua").read_text() for name in FILES)
+
+
 async def load(redis: Redis) -> None:
     """Put this version of the library in place of any other. Needs the operator's credential."""
     try:
-        await redis.function_load(LIBRARY.read_text(), replace=True)
+        await redis.function_load(library(), replace=True)
     except RedisError as error:
         raise LedgerUnavailable(f"the ledger's functions could not be loaded: {error}") from error
 

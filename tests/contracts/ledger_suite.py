@@ -1,62 +1,29 @@
 """What every ledger must do: run against the fold, which is the specification, and against Redis."""
 
 import asyncio
-from abc import abstractmethod
 from dataclasses import replace
-from typing import Protocol
 
 from ledger.answers import (
-    RETRY_AFTER_MS,
     Begun,
     BegunCancelled,
     BodyDiffers,
     CancelRemembered,
     Closed,
-    Decision,
     Elsewhere,
     Ended,
     Expired,
     Fenced,
     Flagged,
-    Full,
     Granted,
     Refused,
-    Resource,
     Settled,
     TakenBack,
     Unknown,
 )
-from ledger.store import Ledger
 from schemas.jobs import JobClass
-from tests.fakes_ledger import at, make_admission, make_decision, make_refusal, make_route
-
-WINDOW_FULL = Full(resource=Resource.WINDOW, retry_after_ms=RETRY_AFTER_MS)
-TENANT_FULL = Full(resource=Resource.TENANT, retry_after_ms=RETRY_AFTER_MS)
-REQUEST = at("requests.main", 5)
-
-
-class Bench(Protocol):
-    """A ledger with its surroundings."""
-
-    ledger: Ledger
-
-    @abstractmethod
-    async def now_ms(self) -> int:
-        """The ledger's own time."""
-
-    @abstractmethod
-    async def pass_ms(self, milliseconds: int) -> None:
-        """Return when the ledger's time is that much later."""
-
-    @abstractmethod
-    async def shut(self) -> None:
-        """Close the gate, as a rebuild does at first."""
-
-
-async def decision_for(bench: Bench, tenant: str = "acme", left_ms: int = 60_000, **fields: object) -> Decision:
-    """A decision whose deadline is that far away on the ledger's clock."""
-    decision = make_decision(tenant=tenant, expires_at_ms=await bench.now_ms() + left_ms)
-    return decision.model_copy(update=fields)
+from tests.contracts.ledger_bench import REQUEST, TENANT_FULL, WINDOW_FULL, Bench, decision_for
+from tests.contracts.ledger_quota_suite import FairSuite, QuotaSuite
+from tests.fakes_ledger import USED, at, make_admission, make_decision, make_refusal, make_route
 
 
 class AdmitSuite:
@@ -281,8 +248,8 @@ class EndSuite:
     async def test_settling_ends_the_whole_lease_once(self, bench: Bench) -> None:
         ask = make_admission(decision=await decision_for(bench))
         await bench.ledger.admit(ask)
-        assert await bench.ledger.settle("acme", "job-1", ask.ingress) == Settled(repeated=False)
-        assert await bench.ledger.settle("acme", "job-1", ask.ingress) == Settled(repeated=True)
+        assert await bench.ledger.settle("acme", "job-1", ask.ingress, USED) == Settled(repeated=False)
+        assert await bench.ledger.settle("acme", "job-1", ask.ingress, USED) == Settled(repeated=True)
         status = await bench.ledger.status()
         assert (status.leases, status.tenants, status.windows, status.references) == (0, {}, {}, {})
 
@@ -291,27 +258,27 @@ class EndSuite:
         await bench.ledger.admit(over)
         await bench.pass_ms(25)
         await bench.ledger.admit(make_admission("job-2", await decision_for(bench)))
-        assert await bench.ledger.settle("acme", "job-1", over.ingress) == Settled(repeated=False)
+        assert await bench.ledger.settle("acme", "job-1", over.ingress, USED) == Settled(repeated=False)
         assert (await bench.ledger.status()).tenants == {"acme": 1}
 
     async def test_a_settled_job_is_over_and_its_decision_remembered(self, bench: Bench) -> None:
         ask = make_admission(decision=await decision_for(bench))
         await bench.ledger.admit(ask)
         await bench.ledger.begin("acme", "job-1", REQUEST, "7.0")
-        await bench.ledger.settle("acme", "job-1", ask.ingress)
+        await bench.ledger.settle("acme", "job-1", ask.ingress, USED)
         assert await bench.ledger.begin("acme", "job-1", REQUEST, "7.1") == Ended()
         assert await bench.ledger.cancel("acme", "job-1") == Ended()
         assert isinstance(await bench.ledger.admit(ask), Granted)
 
     async def test_usage_of_another_life_of_the_id_ends_nothing(self, bench: Bench) -> None:
         await bench.ledger.admit(make_admission(decision=await decision_for(bench)))
-        assert await bench.ledger.settle("acme", "job-1", at()) == Settled(repeated=True)
+        assert await bench.ledger.settle("acme", "job-1", at(), USED) == Settled(repeated=True)
         assert (await bench.ledger.status()).leases == 1
 
     async def test_a_job_settled_before_the_ledger_knew_it_never_begins(self, bench: Bench) -> None:
         ask = make_admission(decision=await decision_for(bench))
-        assert await bench.ledger.settle("acme", "job-1", ask.ingress) == Settled(repeated=False)
-        assert await bench.ledger.settle("acme", "job-1", ask.ingress) == Settled(repeated=True)
+        assert await bench.ledger.settle("acme", "job-1", ask.ingress, USED) == Settled(repeated=False)
+        assert await bench.ledger.settle("acme", "job-1", ask.ingress, USED) == Settled(repeated=True)
         assert await bench.ledger.begin("acme", "job-1", REQUEST, "7.0") == Ended()
         assert await bench.ledger.admit(ask) == Ended()
 
@@ -329,11 +296,11 @@ class ClosedSuite:
         assert await bench.ledger.begin("acme", "job-1", REQUEST, "7.0") == Closed()
         assert await bench.ledger.adopt(route) == Closed()
         assert await bench.ledger.cancel("acme", "job-1") == Closed()
-        assert await bench.ledger.settle("acme", "job-1", ask.ingress) == Closed()
+        assert await bench.ledger.settle("acme", "job-1", ask.ingress, USED) == Closed()
         assert await bench.ledger.references(ask.decision.identity.adapter) == Closed()
         assert not await bench.ledger.hand_over("acme", "job-1", REQUEST, 1)
         assert not (await bench.ledger.status()).open
 
 
-class LedgerSuite(AdmitSuite, RefuseSuite, BeginSuite, EndSuite, ClosedSuite):
+class LedgerSuite(AdmitSuite, QuotaSuite, FairSuite, RefuseSuite, BeginSuite, EndSuite, ClosedSuite):
     """All of it. A subclass gives the fixture `bench`."""

@@ -10,7 +10,8 @@ from infra.redis import connect
 from ledger.rebuild import Gate
 from ledger.store import Ledger
 from tests.conftest import RedisServer
-from tests.contracts.ledger_suite import Bench, LedgerSuite
+from tests.contracts.ledger_bench import Bench
+from tests.contracts.ledger_suite import LedgerSuite
 from tests.fakes_ledger import MemoryLedger
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -14,15 +15,16 @@ from redis.exceptions import NoPermissionError, ResponseError
 from infra.redis import connect
 from infra.settings import RedisSettings
 from ledger.answers import AdmitAnswer, BeginAnswer, Begun, CancelAnswer, Closed, Granted, SettleAnswer
-from ledger.functions.calls import LIBRARY, call
+from ledger.functions import calls
+from ledger.functions.calls import call
 from ledger.rebuild import Gate
 from ledger.rows import Row
 from ledger.store import Ledger, LedgerUnavailable
 from schemas.jobs import JobClass
 from tests.conftest import RedisServer
-from tests.fakes_ledger import MemoryLedger, at, make_admission, make_decision, make_refusal, make_route
+from tests.fakes_ledger import USED, MemoryLedger, at, make_admission, make_decision, make_refusal, make_route
 
-ACL = json.loads((LIBRARY.parent / "acl.json").read_text())
+ACL = json.loads(Path(calls.__file__).with_name("acl.json").read_text())
 REQUEST = at("requests.main", 5)
 # Commands of the connection itself, which Redis takes from anybody.
 ANYBODYS = {"auth", "hello", "quit", "reset"}
@@ -105,7 +107,9 @@ async def test_rows_come_back_as_they_were_stored(admin: Redis) -> None:
         ({"concurrency_max": -1}, "concurrency_max"),
         ({"window_max": 2**53}, "window_max"),
         ({"job_id": "x" * 300}, "job"),
-        ({"memory_ms": 1000}, "memory_ms"),
+        ({"tokens_per_minute": -1}, "tokens_per_minute"),
+        ({"tokens_per_day": 2**53}, "tokens_per_day"),
+        ({"adapter_concurrency_max": -1}, "adapter_concurrency_max"),
         ({"grace_ms": 2**53 - 1}, "expires_ms"),
     ],
 )
@@ -185,7 +189,7 @@ async def worker_work(ledger: Ledger, expires_at_ms: int) -> None:
 
 async def settler_work(ledger: Ledger, _: int) -> None:
     for job_id in ("of-router-batch", "unknown"):
-        await ledger.settle("acme", job_id, at())
+        await ledger.settle("acme", job_id, at(), USED)
 
 
 async def release_work(ledger: Ledger, _: int) -> None:
@@ -294,7 +298,7 @@ async def step(ledger: Ledger, dice: random.Random, expires_at_ms: int) -> Answe
             return await ledger.begin(tenant, job_id, place, fence)
         case 6:
             return await ledger.hand_over(tenant, job_id, place, attempt)
-    return await ledger.settle(tenant, job_id, ingress)
+    return await ledger.settle(tenant, job_id, ingress, USED)
 
 
 def timeless(answer: Answer) -> Answer:

@@ -27,6 +27,7 @@ from ledger.answers import (
     TakenBack,
 )
 from ledger.cli import ledger as command
+from ledger.fold import used_of
 from ledger.functions.calls import call
 from ledger.rebuild import check, rebuild
 from ledger.store import Ledger, LedgerUnavailable
@@ -92,7 +93,7 @@ class System:
     async def finish(self, ask: Admission) -> None:
         usage: UsageRecorded = make_usage(ask)
         await self.publisher.publish(METERING.name, usage.identity.adapter, usage)
-        await self.ledger.settle(self.tenant, ask.job_id, ask.ingress)
+        await self.ledger.settle(self.tenant, ask.job_id, ask.ingress, used_of(usage))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from infra.launch.stack import Stack
 from infra.redis import connect
+from ledger.answers import Used
 from ledger.rebuild import Gate, rebuild
 from schemas.audit import AUDIT_RECORDS, Admitted, CancelRequested, Rejected, WriterClosed
 from schemas.jobs import JobCancelled, JobClass, RejectReason, RequestRouted
@@ -265,6 +266,6 @@ async def settle_one(routing: Routing) -> None:
     for request, _ in await routing.routed():
         route = request.route
         before = await routing.ledger.status()
-        await routing.ledger.settle(route.identity.tenant, route.job_id, route.ingress)
+        await routing.ledger.settle(route.identity.tenant, route.job_id, route.ingress, Used())
         if (await routing.ledger.status()).leases < before.leases:
             return

@@ -22,7 +22,7 @@ from ledger.keys import member_of
 from ledger.quota import Books
 from schemas.jobs import JobClass
 from schemas.record import Coordinates
-from tests.fakes_ledger import START_MS, at, make_admission, make_decision
+from tests.fakes_ledger import START_MS, USED, at, make_admission, make_decision
 
 CONCURRENCY_MAX = 3
 WINDOW_MAX = 4
@@ -100,7 +100,7 @@ class LedgerLaws(RuleBasedStateMachine):
     def settle(self, tenant: str, number: int) -> None:
         member = member_of(tenant, f"job-{number}")
         ingress = self.granted[member].ingress if member in self.granted else at()
-        answer = self.books.settle(member, ingress, MEMORY_MS, self.now_us)
+        answer = self.books.settle(member, ingress, USED, MEMORY_MS, self.now_us)
         assert answer == Settled(repeated=member in self.settled)
         self.settled.add(member)
 

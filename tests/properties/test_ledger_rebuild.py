@@ -16,6 +16,7 @@ from schemas.ids import JobId
 from schemas.record import Record
 from tests.fakes_ledger import (
     START_MS,
+    USED,
     at,
     make_admission,
     make_admitted,
@@ -82,7 +83,7 @@ class System:
     def settle(self, job_id: JobId) -> None:
         if job_id in self.granted:
             self.append(make_usage(self.asks[job_id]))
-            self.books.settle(member_of("acme", job_id), self.granted[job_id].ingress, MEMORY_MS, self.now_us)
+            self.books.settle(member_of("acme", job_id), self.granted[job_id].ingress, USED, MEMORY_MS, self.now_us)
 
     def wait(self, _: JobId) -> None:
         self.now_us += 20_000

@@ -242,4 +242,7 @@ def test_a_decision_says_where_the_view_stood_and_who_will_sign() -> None:
 
 
 def test_a_later_configuration_of_a_tenant_replaces_the_earlier_one() -> None:
-    assert granted(make_job(), [(TENANTS.name, "acme", configured("acme", concurrency_max=3)[2])]).concurrency_max == 3
+    assert (
+        granted(make_job(), [(TENANTS.name, "acme", configured("acme", concurrency_max=3)[2])]).tenant.concurrency_max
+        == 3
+    )

@@ -1,0 +1,146 @@
+-- The ledger from the operator's side: rows from the log, what is held, and the gate.
+
+-- Write a row from the log where none is. A cancellation that came meanwhile stands.
+local function put(keys, row_key, member, forget_ms, fields, now)
+  local kind = redis.call('HGET', row_key, 'kind')
+  if kind and kind ~= 'cancelled' then return 0 end
+  if kind then redis.call('PERSIST', row_key) end
+  redis.call('HSET', row_key, unpack(fields))
+  if kind then redis.call('HSET', row_key, 'cancelled', '1') end
+  local row = redis.call('HMGET', row_key, 'held', 'lease_us', 'window', 'digest', 'admitted_us', 'tokens', 'cost')
+  if row[1] == '1' then
+    take(keys, member, row[2], row[3], row[4])
+  else
+    -- A row that is written is wanted: one whose time is over would be gone before it is read.
+    forget_later(row_key, text(math.max(forget_ms, math.floor(now / 1000) + PUT_MS_MIN)))
+  end
+  if row[5] then
+    local tenant, admitted = tenant_of(member), tonumber(row[5])
+    spend(tenant, admitted, tonumber(row[6] or '0'), tonumber(row[7] or '0'), now)
+    redis.call('PEXPIRE', SPENT_PREFIX .. tenant, text(SPENT_MS))
+    redis.call('ZADD', keys[4], 'GT', row[5], tenant)
+  end
+  return 1
+end
+
+-- Parse rows: job, forget_ms, number of fields, field, value ... and again. All are checked before any is written.
+local function parse_rows(args, first)
+  local rows, at = {}, first
+  while args[at] do
+    local member, forget_ms = member_of(args[at]), integer(args[at + 1], 'forget_ms')
+    local count, fields = integer(args[at + 2], 'fields'), {}
+    refuse_unless(count > 0 and count <= 32 and args[at + 2 + 2 * count], 'fields')
+    for i = 1, 2 * count do fields[i] = args[at + 2 + i] end
+    rows[#rows + 1] = {member = member, forget_ms = forget_ms, fields = fields}
+    at = at + 3 + 2 * count
+  end
+  return rows
+end
+
+-- adopt: know a job from its verified route, its lease having been lost.
+-- ARGS: job, then one row as for restore. -> adopted written(0|1) | closed
+local function adopt(keys, args)
+  local member = member_of(args[1])
+  if not open_gate(keys) then return {'closed', member} end
+  local rows = parse_rows(args, 2)
+  refuse_unless(#rows == 1 and rows[1].member == member, 'row')
+  return {'adopted', member, text(put(keys, keys[5], member, rows[1].forget_ms, rows[1].fields, now_us()))}
+end
+
+-- references: ARGS: '', digest, sweep_max. -> references count | closed
+local function references(keys, args)
+  if not open_gate(keys) then return {'closed', args[1]} end
+  local digest, sweep_max = word(args[2], 'digest'), integer(args[3], 'sweep_max')
+  sweep(keys, now_us(), sweep_max)
+  return {'references', args[1], redis.call('HGET', keys[3], 'r|' .. digest) or '0'}
+end
+
+-- {tenant, minute, day, counter ...} of the tenants whose last admission is after that.
+local function spent_since(keys, since, now)
+  local flat = {}
+  for _, tenant in ipairs(redis.call('ZRANGE', keys[4], '(' .. text(since), '+inf', 'BYSCORE')) do
+    local spent = spent_of(tenant, now)
+    for _, value in ipairs({tenant, text(spent.minute), text(spent.day), text(spent.counter)}) do flat[#flat + 1] = value end
+  end
+  return flat
+end
+
+-- status: ARGS: '', sweep_max. -> status open(0|1) epoch leases now_us [counts] [tenant minute day counter ...]
+local function status(keys, args)
+  local found, now = gate(keys) or {open = false, epoch = '0'}, now_us()
+  if found.open then sweep(keys, now, integer(args[2], 'sweep_max')) end
+  return {'status', args[1], found.open and '1' or '0', found.epoch, text(redis.call('ZCARD', keys[2])), text(now),
+    redis.call('HGETALL', keys[3]), spent_since(keys, 0, now)}
+end
+
+-- fairness: the same of tenants that were admitted something in the last minute. ARGS: ''. -> fairness [...] | closed
+local function fairness(keys, args)
+  if not open_gate(keys) then return {'closed', args[1]} end
+  local now = now_us()
+  return {'fairness', args[1], spent_since(keys, now - ACTIVE_US, now)}
+end
+
+-- raise: close the gate of this server process under a new epoch, above every one known.
+-- ARGS: '', floor. -> raised epoch now_us
+local function raise(keys, args)
+  local floor = integer(args[2], 'floor')
+  local epoch = math.max(floor, tonumber(redis.call('HGET', keys[1], 'epoch') or '0')) + 1
+  redis.call('HSET', keys[1], 'run_id', run_id(), 'epoch', text(epoch), 'open', '0')
+  return {'raised', args[1], text(epoch), text(now_us())}
+end
+
+-- Whether the gate is closed under this epoch, as a rebuild left it: another rebuild has raised it otherwise.
+local function rebuilding(keys, epoch)
+  local found = gate(keys)
+  return found and not found.open and found.epoch == epoch
+end
+
+-- Whether the gate is closed under this epoch, as a rebuild left it: another rebuild has raised it otherwise.
+local function rebuilding(keys, epoch)
+  local found = gate(keys)
+  return found and not found.open and found.epoch == epoch
+end
+
+-- clear: forget what the ledger holds, one scan step at a time. ARGS: '', epoch, cursor, count.
+-- -> cleared cursor (0 at the end) | closed
+local function clear(keys, args)
+  integer(args[3], 'cursor')
+  if not rebuilding(keys, args[2]) then return {'closed', args[1]} end
+  local page = redis.call('SCAN', args[3], 'MATCH', '{switchyard}:*', 'COUNT', integer(args[4], 'count'))
+  for _, key in ipairs(page[2]) do
+    if key ~= keys[1] then redis.call('UNLINK', key) end
+  end
+  return {'cleared', args[1], page[1]}
+end
+
+-- restore: write rows folded from the log. ARGS: '', epoch, rows. -> restored count | closed
+local function restore(keys, args)
+  if not rebuilding(keys, args[2]) then return {'closed', args[1]} end
+  local written, now = 0, now_us()
+  for _, row in ipairs(parse_rows(args, 3)) do
+    written = written + put(keys, ROW_PREFIX .. row.member, row.member, row.forget_ms, row.fields, now)
+  end
+  return {'restored', args[1], text(written)}
+end
+
+-- open: admit again. ARGS: '', epoch. -> opened | closed
+local function open(keys, args)
+  if not rebuilding(keys, args[2]) then return {'closed', args[1]} end
+  redis.call('HSET', keys[1], 'open', '1')
+  return {'opened', args[1]}
+end
+
+redis.register_function('switchyard_admit', admit)
+redis.register_function('switchyard_refuse', refuse)
+redis.register_function('switchyard_begin', begin)
+redis.register_function('switchyard_hand_over', hand_over)
+redis.register_function('switchyard_cancel', cancel)
+redis.register_function('switchyard_settle', settle)
+redis.register_function('switchyard_adopt', adopt)
+redis.register_function('switchyard_references', references)
+redis.register_function('switchyard_status', status)
+redis.register_function('switchyard_fairness', fairness)
+redis.register_function('switchyard_raise', raise)
+redis.register_function('switchyard_clear', clear)
+redis.register_function('switchyard_restore', restore)
+redis.register_function('switchyard_open', open)
