@@ -92,6 +92,10 @@ class Registry:
         found = [w for w in self.workers.values() if w.pool == pool and partition in w.partitions]
         return found[-1] if found else None
 
+    def served_pools(self) -> set[str]:
+        """Pools with a worker that serves some partition."""
+        return {worker.pool for worker in self.workers.values() if worker.partitions and worker.rows}
+
     def passed(self, positions: dict[str, int]) -> bool:
         """Whether this view stands where another one stood, or further."""
         return all(self.positions.get(topic, 0) >= offset for topic, offset in positions.items())

@@ -127,11 +127,11 @@ def configured(tenant: str, **fields: object) -> Entry:
     return TENANTS.name, tenant, record
 
 
-def pool_of(base: str, pool: str = "main", rank_max: int = 8, context_max: int = 1024, partitions: int = 4) -> Entry:
-    record = PoolConfigured(
-        pool=pool, base=base, rank_max=rank_max, context_max=context_max, partitions=partitions
-    )  # fmt: skip
-    return POOLS.name, pool, record
+def pool_of(
+    base: str, pool: str = "main", rank_max: int = 8, context_max: int = 1024, partitions: int = 4, **fields: object
+) -> Entry:
+    values = {"rank_max": rank_max, "context_max": context_max, "partitions": partitions, **fields}
+    return POOLS.name, pool, PoolConfigured.model_validate({"pool": pool, "base": base, **values})
 
 
 def ready(

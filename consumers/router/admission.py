@@ -1,25 +1,48 @@
 """One piece of work, one answer: decided by the registry, granted by the ledger, and never by neither."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from consumers.router.decide import Candidate, Context, decide
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Cancellation, Job, Unreadable, Work
 from infra.clock import Clock
+from infra.kafka.records import Outgoing
 from infra.metrics import Metrics
 from ledger import answers
 from ledger.registry import Registry
 from ledger.store import Ledger, LedgerUnavailable, LedgerUnreachable
 from schemas.jobs import RETRYABLE, JobClass, RejectReason
 
-LEDGER_CLOSED = "the ledger is closed: run `switchyard ledger rebuild`"
+# A batch job that waits for less is not worth a record.
+NOTICE_AFTER_MS = 1_000
+LEDGER_CLOSED = "the ledger is closed until it is rebuilt from the log"
+NO_WORKER = "no worker is ready for this adapter now; send the job again later"
 # What is said where only the reason is remembered: the log keeps no wording.
 WORDS = {
     RejectReason.CANCELLED: "the job was taken back before it arrived",
     RejectReason.JOB_ID_REUSED: "this job id was used for another job; take a new one",
     RejectReason.CAPACITY: "no place is free now; send the job again later",
+    RejectReason.CONCURRENCY: "this tenant has as many unfinished jobs as it may have; send the job again later",
+    RejectReason.RATE: "this tenant's tokens of a minute are used or reserved; send the job again later",
+    RejectReason.BUDGET: "this tenant's tokens of today are used or reserved; send the job again tomorrow (UTC)",
     RejectReason.NOT_READY: "jobs are not admitted now; send the job again later",
     RejectReason.DEADLINE_PASSED: "the deadline passed before the job was admitted",
+}
+# What a client is told of what was full.
+FULL = {
+    answers.Resource.TENANT: (RejectReason.CONCURRENCY, WORDS[RejectReason.CONCURRENCY]),
+    answers.Resource.ADAPTER: (
+        RejectReason.CONCURRENCY,
+        "this adapter has as many unfinished jobs as it may have; send the job again later",
+    ),
+    answers.Resource.RATE: (RejectReason.RATE, WORDS[RejectReason.RATE]),
+    answers.Resource.BUDGET: (RejectReason.BUDGET, WORDS[RejectReason.BUDGET]),
+    answers.Resource.WINDOW: (RejectReason.CAPACITY, WORDS[RejectReason.CAPACITY]),
+    answers.Resource.SHARE: (
+        RejectReason.CAPACITY,
+        "this tenant has its share of the places now; send the job again later",
+    ),
 }
 
 
@@ -42,6 +65,17 @@ class Admissions:
         self._key_id = key_id
         self._clock = clock
         self._metrics = metrics
+
+    def notices(self, works: Sequence[Work]) -> list[Outgoing]:
+        """What to tell tenants of batch jobs that wait: once per job and reason, and not of a moment's waiting."""
+        found = []
+        for work in works:
+            if isinstance(work, Job) and work.waits_for is not None and work.waits_for[0] is not work.noticed:
+                waited_ms = self._clock.now_ms() - work.record.timestamp_ms
+                if waited_ms >= NOTICE_AFTER_MS:
+                    work.noticed = work.waits_for[0]
+                    found.append(self._effects.waiting(work, *work.waits_for))
+        return found
 
     async def answer(self, work: Work) -> Effect | None:
         match work:
@@ -92,8 +126,11 @@ class Admissions:
                     tokens_per_minute=choice.tenant.tokens_per_minute,
                     tokens_per_day=choice.tenant.tokens_per_day,
                     window_max=choice.window_max,
+                    reserved=choice.reserved,
                 )
             )
+            if isinstance(word, answers.Full) and choice.window_max == 0:
+                return self._not_now(work, RejectReason.NOT_READY, NO_WORKER, word.retry_after_ms)
             if not isinstance(word, answers.Expired):
                 return word
             return await self._refuse(work, RejectReason.DEADLINE_PASSED, WORDS[RejectReason.DEADLINE_PASSED])
@@ -119,7 +156,7 @@ class Admissions:
             case answers.Granted():
                 return self._granted(work, word)
             case answers.Full():
-                return self._not_now(work, RejectReason.CAPACITY, retry_after_ms=word.retry_after_ms)
+                return self._not_now(work, *FULL[word.resource], word.retry_after_ms)
             case answers.Closed():
                 # Redelivered: its route may be out already, and a refusal would be a second answer.
                 return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
@@ -154,6 +191,7 @@ class Admissions:
     def _not_now(
         self, work: Job, reason: RejectReason, message: str | None = None, retry_after_ms: int = answers.RETRY_AFTER_MS
     ) -> Effect | None:
+        work.waits_for = (reason, message or WORDS[reason])
         if work.job_class is JobClass.BATCH:
             return None
         self._count(work, "full")

@@ -36,6 +36,8 @@ class Candidate:
     decision: Decision
     tenant: TenantConfigured
     window_max: int
+    #: Places of the window that are held for one tenant each.
+    reserved: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +66,11 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     expires_at_ms = context.timestamp_ms + (job.deadline_ms or _deadline_ms(tenant, context.job_class))
     if now_ms >= expires_at_ms:
         return _refuse(RejectReason.DEADLINE_PASSED, "the deadline passed before the job was admitted")
-    pool = _pool_for(manifest, job.parameters.max_tokens, registry)
+    pool = _pool_for(manifest, context.tenant, job.parameters.max_tokens, registry)
     if isinstance(pool, Refusal):
         return pool
     partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
+    window_max = window_of(registry, pool.pool, partition)
     decision = Decision(
         identity=Identity(
             tenant=context.tenant, base=manifest.base, adapter=digest, tokenizer=manifest.tokenizer
@@ -85,7 +88,8 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     return Candidate(
         decision=decision,
         tenant=tenant,
-        window_max=window_of(registry, pool.pool, partition),
+        window_max=window_max,
+        reserved={name: window_max * percent // 100 for name, percent in pool.reserved.items()},
     )
 
 
@@ -110,16 +114,24 @@ def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:
     return pointed.stable if manifest.owner == tenant or platforms else None
 
 
-def _pool_for(manifest: AdapterManifest, tokens_max: int, registry: Registry) -> PoolConfigured | Refusal:
-    """The smallest pool that suffices. One token at least is the prompt's."""
-    able = [p for p in registry.pools.values() if p.base == manifest.base and p.rank_max >= manifest.rank]
+def _pool_for(manifest: AdapterManifest, tenant: str, tokens_max: int, registry: Registry) -> PoolConfigured | Refusal:
+    """The smallest pool that suffices and has a worker; without one, the smallest. One token at least is the prompt's.
+
+    A tenant that has pools of its own on this base is served there alone.
+    """
+    on_base = [pool for pool in registry.pools.values() if pool.base == manifest.base]
+    own = [pool for pool in on_base if pool.tenants is not None and tenant in pool.tenants]
+    able = [p for p in own or on_base if p.rank_max >= manifest.rank and (own or p.tenants is None)]
     if not able:
         return _refuse(RejectReason.NOT_READY, "no pool of workers serves this adapter yet")
     enough = [pool for pool in able if pool.context_max > tokens_max]
     if not enough:
         longest = max(pool.context_max for pool in able)
         return _limit(f"max_tokens is {tokens_max}; prompt and answer together have at most {longest} tokens")
-    return min(enough, key=lambda pool: (pool.rank_max, pool.context_max, pool.pool))
+    if len(enough) == 1:
+        return enough[0]
+    served = registry.served_pools()
+    return min(enough, key=lambda pool: (pool.pool not in served, pool.rank_max, pool.context_max, pool.pool))
 
 
 def _deadline_ms(tenant: TenantConfigured, job_class: JobClass) -> int:

@@ -10,9 +10,9 @@ from schemas.audit import Admitted, AuditRecord, CancelRequested, Rejected
 from schemas.ids import TenantId
 from schemas.jobs import RETRYABLE, RejectReason, RequestCancelled, RequestRouted, Route
 from schemas.record import Coordinates
-from schemas.replies import JobRejected
+from schemas.replies import JobRejected, JobWaiting
 from schemas.signing import SigningKey
-from schemas.topics import CANCELS, REPLIES, REQUESTS
+from schemas.topics import CANCELS, REPLIES, REQUESTS, STREAM
 
 COMPONENT = "router"
 
@@ -65,6 +65,11 @@ class Effects:
         )
         audit = () if reply.retryable else (_rejected(reply, work.body_hash),)
         return Effect(audit=audit, replies=(self._reply(work, reply),))
+
+    def waiting(self, work: Job, reason: RejectReason, message: str) -> Outgoing:
+        """A notice to the tenant that a batch job waits, and for what."""
+        record = JobWaiting(job_id=work.job_id, ingress=work.record.coordinates, reason=reason, message=message)
+        return self._publisher.outgoing(STREAM.of(work.tenant), work.job_id, record, extra=work.record.opened())
 
     def unreadable(self, work: Unreadable) -> Effect:
         """The bytes to the dead letters; to the tenant what to mend, unless it was a cancellation."""

@@ -25,6 +25,9 @@ class Job:
     body_hash: str
     # Whether an earlier look at this record may have taken a lease: it is then not refused before the ledger says so.
     in_doubt: bool
+    # What it was last told to wait for, and what its tenant was told that it waits for.
+    waits_for: tuple[RejectReason, str] | None = None
+    noticed: RejectReason | None = None
 
     @property
     def job_id(self) -> JobId:

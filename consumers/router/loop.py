@@ -6,13 +6,13 @@ step may be repeated: the ledger answers a record it has seen with the stored de
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from consumers.router.admission import Admissions
 from consumers.router.effects import Effect
-from consumers.router.intake import Work, read
+from consumers.router.intake import Job, Work, read
 from infra.clock import Clock
 from infra.failpoints import Failpoints
 from infra.kafka.group import Group
@@ -42,7 +42,8 @@ class Line:
 
     lane: Lane
     works: list[Work] = field(default_factory=list)
-    width: int = PART_RECORDS_MAX
+    # Aliases for which there was no place, with how many of their jobs are asked for at once.
+    widths: dict[str | None, int] = field(default_factory=dict)
     retry_at: float = 0.0
     retry_s: float = RETRY_S_MIN
     appending: asyncio.Task[None] | None = None
@@ -58,20 +59,60 @@ class Line:
     def take(self, records: Sequence[Incoming]) -> None:
         self.works += [read(record, in_doubt=record.offset < self.lane.opened_end) for record in records]
 
+    def part(self, passed: "Passed") -> list[Work]:
+        """What to ask for next, in order: a job that waits holds up its own alias, and no other job.
+
+        Nothing overtakes an earlier record of the same job id, and what is answered in the order of offsets alone
+        (an unreadable record) waits for its turn.
+        """
+        asked: list[Work] = []
+        counts: Counter[str | None] = Counter()
+        before: set[str | None] = set()
+        for work in self.works:
+            alias = alias_of(work)
+            waits = alias in passed.aliases or work.record.offset in passed.offsets or work.job_id in before
+            if waits or counts[alias] == self.widths.get(alias) or (alias is None and before):
+                before.add(work.job_id)
+                continue
+            counts[alias] += 1
+            asked.append(work)
+            if len(asked) == PART_RECORDS_MAX:
+                break
+        return asked
+
     async def appended(self) -> None:
         """Wait until the part before lies in the log: parts are committed in order."""
         if self.appending is not None:
             await self.appending
             self.appending = None
 
-    def went_on(self) -> None:
-        self.width = min(self.width * 2, PART_RECORDS_MAX)
-        self.retry_at, self.retry_s = 0.0, RETRY_S_MIN
+    def widen(self, asked: Sequence[Work], waiting: Set[str | None]) -> None:
+        """An alias that waits is asked for with one job, one that went on with twice as many as before."""
+        for alias in {alias_of(work) for work in asked}:
+            width = self.widths.pop(alias, PART_RECORDS_MAX)
+            if alias in waiting:
+                self.widths[alias] = 1
+            elif 2 * width < PART_RECORDS_MAX:
+                self.widths[alias] = 2 * width
 
     def waits(self, now: float) -> None:
-        self.width = 1
         self.retry_at = now + self.retry_s
         self.retry_s = min(self.retry_s * 2, RETRY_S_MAX)
+
+    def waits_no_more(self) -> None:
+        self.retry_at, self.retry_s = 0.0, RETRY_S_MIN
+
+
+@dataclass(kw_only=True)
+class Passed:
+    """What a turn leaves: aliases without a place, and offsets whose answer must wait for their turn."""
+
+    aliases: set[str | None] = field(default_factory=set)
+    offsets: set[int] = field(default_factory=set)
+
+
+def alias_of(work: Work) -> str | None:
+    return work.job.alias if isinstance(work, Job) else None
 
 
 class Router:
@@ -130,18 +171,26 @@ class Router:
         if not line.works:
             await line.appended()
             await self._append(group, line, [], line.place)
-        while line.works:
-            works = line.works[: line.width]
+        passed = Passed()
+        while works := line.part(passed):
             found = await self._answers(works)
             self._failpoints.reach("admit")
             await line.appended()
-            effects, left = _settled(works, found)
-            line.works = [*left, *line.works[len(works) :]]
+            answers = {work.record.offset: effect for work, effect in zip(works, found, strict=True)}
+            effects, line.works = _settled(line.works, answers)
             line.appending = self._tasks.create_task(self._append(group, line, effects, line.place))
-            if None in found:
-                line.waits(self._clock.monotonic())
-                return
-            line.went_on()
+            left = [work for work in line.works if work.record.offset in answers]
+            passed.offsets |= {work.record.offset for work in left}
+            waiting = {alias_of(work) for work in left if answers[work.record.offset] is None} - {None}
+            passed.aliases |= waiting
+            line.widen(works, waiting)
+        if line.works:
+            line.waits(self._clock.monotonic())
+            notices = self._admissions.notices(line.works)
+            if notices:
+                await self._publisher.send_all(notices)
+        else:
+            line.waits_no_more()
 
     async def _answers(self, works: Sequence[Work]) -> list[Effect | None]:
         """Together, but for one job id: its records are answered one after another, in the order of the log."""
@@ -179,15 +228,16 @@ class Router:
             line.waits(self._clock.monotonic())
 
 
-def _settled(works: Sequence[Work], found: Sequence[Effect | None]) -> tuple[list[Effect], list[Work]]:
-    """The effects to carry out now, and the works that stay.
+def _settled(works: Sequence[Work], answers: Mapping[int, Effect | None]) -> tuple[list[Effect], list[Work]]:
+    """The effects to carry out now, and the works that stay. `answers` is by offset; not all were asked for.
 
     A reply commits with its offset, so one behind a job that waits is made anew when its turn comes; a route behind
     it goes out now, since its job holds a place.
     """
     effects: list[Effect] = []
     left: list[Work] = []
-    for work, effect in zip(works, found, strict=True):
+    for work in works:
+        effect = answers.get(work.record.offset)
         if effect is None or (left and effect.replies):
             left.append(work)
         else:

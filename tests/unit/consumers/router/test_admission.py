@@ -2,14 +2,14 @@
 
 import pytest
 
-from consumers.router.admission import Admissions
+from consumers.router.admission import FULL, NO_WORKER, NOTICE_AFTER_MS, Admissions
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Work, read
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Incoming
 from infra.metrics import Metrics
 from infra.settings import KafkaSettings
-from ledger.answers import Admission, AdmitAnswer
+from ledger.answers import Admission, AdmitAnswer, Resource
 from ledger.registry import Registry
 from ledger.store import LedgerUnavailable, LedgerUnreachable
 from schemas.adapters import AdapterRevoked
@@ -17,7 +17,7 @@ from schemas.audit import Admitted, CancelRequested, Rejected
 from schemas.jobs import JobCancelled, RejectReason, RequestCancelled, RequestRouted
 from schemas.keys import KeyRole
 from schemas.record import Record
-from schemas.replies import JobRejected
+from schemas.replies import JobRejected, JobWaiting
 from schemas.signing import verify
 from schemas.topics import ADAPTERS
 from tests.factories import KEYS_OF_ROLE, configured, make_job, make_registry, make_world
@@ -27,10 +27,12 @@ KAFKA = KafkaSettings(bootstrap="nowhere:1", username="router", password="secret
 
 
 class StillClock:
-    """Stands where the ledger's time stands."""
+    """Stands where the ledger's time stands, or a little later."""
+
+    passed_ms = 0
 
     def now_ms(self) -> int:
-        return START_MS
+        return START_MS + self.passed_ms
 
     def monotonic(self) -> float:
         return 0.0
@@ -54,9 +56,10 @@ class Desk:
     def __init__(self, ledger: MemoryLedger | None = None, registry: Registry | None = None) -> None:
         self.ledger = ledger or MemoryLedger()
         self.registry = registry or make_registry()
-        publisher = Publisher(KAFKA, "router-test", StillClock())
+        self.clock = StillClock()
+        publisher = Publisher(KAFKA, "router-test", self.clock)
         effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
-        self.admissions = Admissions(self.ledger, self.registry, effects, "route-1", StillClock(), Metrics())
+        self.admissions = Admissions(self.ledger, self.registry, effects, "route-1", self.clock, Metrics())
         self.admissions.closed = None
         self._offset = 0
 
@@ -139,15 +142,57 @@ async def test_a_refused_job_is_refused_in_the_same_words_again() -> None:
     assert (rejected.ingress, rejected.body_hash) == (one.ingress, job.body_hash)
 
 
-async def test_without_a_place_an_interactive_job_may_come_again_and_a_batch_job_waits() -> None:
-    desk = Desk(registry=make_registry([*make_world(), configured("acme", concurrency_max=1)]))
+@pytest.mark.parametrize(
+    ("limits", "reason", "longest_ms"),
+    [
+        ({"concurrency_max": 1}, RejectReason.CONCURRENCY, 1_000),
+        ({"adapter_concurrency_max": 1}, RejectReason.CONCURRENCY, 1_000),
+        ({"tokens_per_minute": 20}, RejectReason.RATE, 65_000),
+        ({"tokens_per_day": 20}, RejectReason.BUDGET, 86_400_000),
+    ],
+)
+async def test_without_a_place_an_interactive_job_may_come_again_and_a_batch_job_waits(
+    limits: dict[str, int], reason: RejectReason, longest_ms: int
+) -> None:
+    desk = Desk(registry=make_registry([*make_world(), configured("acme", **limits)]))
     await desk.post(make_job())
     full = await desk.post(make_job())
     reply = reply_of(full)
-    assert (reply.reason, reply.retryable, bool(reply.retry_after_ms)) == (RejectReason.CAPACITY, True, True)
+    assert (reply.reason, reply.retryable) == (reason, True)
+    assert reply.retry_after_ms is not None
+    assert 0 < reply.retry_after_ms <= longest_ms
     assert full is not None
     assert full.audit == ()
     assert await desk.post(make_job(), "batch.acme") is None
+
+
+async def test_a_pool_without_a_ready_worker_says_so() -> None:
+    desk = Desk(registry=make_registry([entry for entry in make_world() if entry[0] != "workers"]))
+    reply = reply_of(await desk.post(make_job()))
+    assert (reply.reason, reply.message) == (RejectReason.NOT_READY, NO_WORKER)
+    assert await desk.post(make_job(), "batch.acme") is None
+
+
+async def test_a_full_window_and_a_full_share_are_told_apart() -> None:
+    desk = Desk()
+    for number in range(12):
+        await desk.post(make_job(f"job-{number}"))
+    alone = reply_of(await desk.post(make_job()))
+    assert (alone.reason, alone.message) == (RejectReason.CAPACITY, FULL[Resource.SHARE][1])
+
+
+async def test_a_batch_job_that_waits_is_told_once_for_what() -> None:
+    desk = Desk(registry=make_registry([*make_world(), configured("acme", concurrency_max=1)]))
+    await desk.post(make_job())
+    work = desk.work(make_job("waits"), "batch.acme")
+    assert await desk.admissions.answer(work) is None
+    assert desk.admissions.notices([work]) == [], "not of a moment's waiting"
+    desk.clock.passed_ms = NOTICE_AFTER_MS
+    (notice,) = desk.admissions.notices([work])
+    told = JobWaiting.decode(notice.value)
+    assert (notice.topic, told.job_id, told.reason) == ("stream.acme", "waits", RejectReason.CONCURRENCY)
+    assert await desk.admissions.answer(work) is None
+    assert desk.admissions.notices([work]) == []
 
 
 async def test_a_closed_ledger_admits_nothing_and_holds_batch_jobs_and_cancellations() -> None:

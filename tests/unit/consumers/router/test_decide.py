@@ -188,10 +188,35 @@ def test_without_a_pool_for_the_base_a_job_may_come_again() -> None:
     assert answer.reason is RejectReason.NOT_READY
 
 
-def test_a_job_goes_to_the_smallest_pool_that_suffices() -> None:
+def test_a_job_goes_to_the_smallest_served_pool_that_suffices() -> None:
     pools = [pool_of(BASE.base, "small", rank_max=4, context_max=512), pool_of(BASE.base, "tiny", rank_max=2)]
-    assert granted(make_job(tokens_max=100), pools).decision.pool == "small"
-    assert granted(make_job(tokens_max=512), pools).decision.pool == "main"
+    served = [*pools, ready(BASE.base, "worker-2", "small"), ready(BASE.base, "worker-3", "tiny")]
+    assert granted(make_job(tokens_max=100), served).decision.pool == "small"
+    assert granted(make_job(tokens_max=512), served).decision.pool == "main"
+    assert granted(make_job(tokens_max=100), pools).decision.pool == "main", "a larger one with a worker"
+
+
+def test_without_any_worker_a_job_waits_for_the_smallest_pool() -> None:
+    world = [entry for entry in make_world() if entry[0] != "workers"]
+    small = pool_of(BASE.base, "small", rank_max=4, context_max=512)
+    answer = decide(make_job(), make_context(), make_registry([*world, small]), NOW_MS)
+    assert isinstance(answer, Candidate)
+    assert (answer.decision.pool, answer.window_max) == ("small", 0)
+
+
+def test_a_tenant_with_a_pool_of_its_own_is_served_there_alone_and_no_other_tenant_is() -> None:
+    own = pool_of(BASE.base, "own", tenants=("acme",))
+    others = pool_of(BASE.base, "others", rank_max=4, context_max=512, tenants=("globex",))
+    more = [own, others, ready(BASE.base, "worker-2", "others")]
+    assert granted(make_job(), more).decision.pool == "own"
+    context = make_context(tenant="globex")
+    assert granted(make_job(), more, context).decision.pool == "others"
+    assert granted(make_job(), [others], make_context()).decision.pool == "main"
+
+
+def test_a_reserved_part_of_a_pool_is_places_of_its_window() -> None:
+    answer = granted(make_job(), [pool_of(BASE.base, "main", reserved={"globex": 25})])
+    assert (answer.window_max, answer.reserved) == (8, {"globex": 2})
 
 
 def test_a_pool_of_another_base_takes_nothing() -> None:
