@@ -30,7 +30,7 @@ CounterName = Literal[
 ]  # fmt: skip
 GaugeName = Literal[
     "registry_stale_seconds", "partitions_owned", "partitions_paused", "jobs_queued", "jobs_running",
-    "adapters_resident", "ledger_open",
+    "adapters_resident", "ledger_open", "fairness_jain", "fairness_gap",
 ]  # fmt: skip
 HistogramName = Literal[
     "ledger_call_seconds", "transaction_seconds", "decision_seconds", "first_token_seconds", "adapter_load_seconds",
@@ -77,6 +77,8 @@ GAUGES: Final[dict[GaugeName, Metric]] = {
     "jobs_running": Metric("Jobs in the engine.", {}),
     "adapters_resident": Metric("Adapters in the engine's slots.", {}),
     "ledger_open": Metric("1 while the ledger admits jobs.", {}),
+    "fairness_jain": Metric("Jain's index of the fairness counters of the last minute's tenants.", {}),
+    "fairness_gap": Metric("The largest difference between two of these counters.", {}),
 }
 HISTOGRAMS: Final[dict[HistogramName, Metric]] = {
     "ledger_call_seconds": Metric("Time of one ledger call.", {"call": LEDGER_CALLS}),

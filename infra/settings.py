@@ -89,6 +89,18 @@ class RedisSettings(Settings):
     password: str = Field(repr=False)
 
 
+class KeeperSettings(Settings):
+    """How a router reaches Redis as one who may rebuild the ledger. Without it, somebody else must."""
+
+    section: ClassVar[str] = "keeper"
+    url: str | None = None
+    username: str = "operator"
+    password: str = Field(default="", repr=False)
+
+    def redis(self) -> RedisSettings | None:
+        return RedisSettings(url=self.url, username=self.username, password=self.password) if self.url else None
+
+
 class ObjectSettings(Settings):
     """Where artifacts lie: a directory, or an S3 endpoint with a bucket."""
 

@@ -6,7 +6,7 @@ so that no credit is banked. A counter is a sum over periods that halves with ev
 again from the jobs in any order, and an old debt is forgotten.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 PERIOD_US = 60_000_000
@@ -39,6 +39,13 @@ def counter(periods: Mapping[int, int], now_us: int) -> int:
     """A tenant's counter: costs by the period of their admission, halved for every period since."""
     now = period_of(now_us)
     return sum(costs >> (now - period) for period, costs in periods.items() if 0 <= now - period < PERIODS)
+
+
+def jain(values: Iterable[int]) -> float:
+    """Jain's index (1984): 1 where all have the same, 1/n where one has all."""
+    found = list(values)
+    squares = sum(value * value for value in found)
+    return sum(found) ** 2 / (len(found) * squares) if squares else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

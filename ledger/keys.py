@@ -25,7 +25,10 @@ _OF_LEASES = "Admitted without UsageRecorded, until lease_ends_at_us"
 _OF_SECONDS = "none: what was asked in the last seconds, and is asked again"
 #: key -> what it holds, and its source records.
 SOURCES = {
-    GATE: ("hash run_id, epoch, open", "ledger_epoch of Admitted and UsageRecorded, raised by every rebuild"),
+    GATE: (
+        "hash run_id, epoch, open, raised_us",
+        "ledger_epoch of Admitted and UsageRecorded, raised by every rebuild",
+    ),
     LEASES: ("sorted set job -> end in us", _OF_LEASES),
     COUNTS: (
         "hash of leases: t|tenant, a|tenant|digest, w|pool/partition, p|pool/partition|tenant, r|digest",

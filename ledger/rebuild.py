@@ -40,6 +40,10 @@ class RebuildOvertaken(SwitchyardError):
     """Another rebuild began, or Redis was started anew; that one opens the ledger, or none does."""
 
 
+class RebuildBusy(SwitchyardError):
+    """Another rebuild began a moment ago and is at work."""
+
+
 class UnreadableAudit(SwitchyardError):
     """The audit holds a record that cannot be read, so that the ledger stays closed."""
 
@@ -99,9 +103,12 @@ class Gate:
     async def load(self) -> None:
         await load(self._redis)
 
-    async def raise_epoch(self, floor: int = 0) -> int:
-        """Close the ledger under a new epoch above `floor`."""
-        return int((await call(self._redis, "raise", "", floor))[2])
+    async def raise_epoch(self, floor: int = 0, patience_ms: int = 0) -> int:
+        """Close the ledger under a new epoch above `floor`. Raises RebuildBusy where another did so that lately."""
+        answer = await call(self._redis, "raise", "", floor, patience_ms)
+        if answer[0] == b"busy":
+            raise RebuildBusy
+        return int(answer[2])
 
     async def clear(self, epoch: int) -> None:
         cursor = b"0"
@@ -133,11 +140,14 @@ class Gate:
         return found
 
 
-async def rebuild(kafka: KafkaSettings, redis: Redis) -> Rebuilt:
-    """Close, raise, fold, restore, open. Whatever it raises leaves the ledger closed."""
+async def rebuild(kafka: KafkaSettings, redis: Redis, patience_ms: int = 0) -> Rebuilt:
+    """Close, raise, fold, restore, open. Whatever it raises leaves the ledger closed.
+
+    With a patience it gives way to a rebuild that began that lately: raises RebuildBusy.
+    """
     gate, fold = Gate(redis), LogFold()
     await gate.load()
-    epoch = await gate.raise_epoch()
+    epoch = await gate.raise_epoch(patience_ms=patience_ms)
     log = Log(kafka, await gate.now_us())
     for _ in range(RAISES_MAX):
         await log.read_on(fold)

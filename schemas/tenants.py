@@ -32,13 +32,13 @@ class TenantConfigured(Record):
     classes: tuple[JobClass, ...] = (JobClass.INTERACTIVE, JobClass.BATCH)
     # Admitted, unfinished jobs of this tenant at once.
     concurrency_max: Annotated[int, Field(ge=1, le=1_000_000)] = 64
-    # The same under any one of its adapters.
-    adapter_concurrency_max: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    # The same under any one of its adapters; None: as many as the tenant.
+    adapter_concurrency_max: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     # Output tokens of one job.
     tokens_max: Annotated[int, Field(ge=1)] = 4096
     # Prompt and output tokens, reserved at admission and corrected by usage: in any 60 s, and in one day (UTC).
-    tokens_per_minute: Quota = 1_000_000
-    tokens_per_day: Quota = 200_000_000
+    tokens_per_minute: Quota = 4_000_000
+    tokens_per_day: Quota = 1_000_000_000
     interactive_deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] = 120_000
     batch_deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] = DEADLINE_MS_MAX
     # The tenant's part of what is shared, in proportion to the others' weights.

@@ -182,7 +182,7 @@ def make_admitted(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: 
     )
 
 
-def make_route(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: int = 1) -> Route:
+def make_route(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: int = 1, lift: int = 0) -> Route:
     decision = ask.decision
     return Route(
         **decision.model_dump(exclude={"identity", "limits"}),
@@ -193,6 +193,7 @@ def make_route(ask: Admission, admitted_at_us: int = START_MS * 1000, epoch: int
         ingress=ask.ingress,
         ledger_epoch=epoch,
         admitted_at_us=admitted_at_us,
+        lift=lift,
     )
 
 

@@ -59,6 +59,7 @@ class Admissions:
         # Why nothing new may be admitted, whatever the ledger says; None while the registry view can be trusted.
         self.closed: str | None = "the registry view was not read yet"
         self.ledger_problem: str | None = "the ledger was not asked yet"
+        self.ledger_closed_words = LEDGER_CLOSED
         self._ledger = ledger
         self._registry = registry
         self._effects = effects
@@ -76,6 +77,12 @@ class Admissions:
                     work.noticed = work.waits_for[0]
                     found.append(self._effects.waiting(work, *work.waits_for))
         return found
+
+    def ledger_said(self, problem: str | None) -> None:
+        """What whoever keeps the ledger says of it: readiness and refusals say it on."""
+        self.ledger_closed_words = problem or LEDGER_CLOSED
+        if problem is not None:
+            self.ledger_problem = problem
 
     async def answer(self, work: Work) -> Effect | None:
         match work:
@@ -101,7 +108,7 @@ class Admissions:
             self.ledger_problem = str(error)
             work.in_doubt = True
             return None
-        self.ledger_problem = LEDGER_CLOSED if isinstance(word, answers.Closed) else None
+        self.ledger_problem = self.ledger_closed_words if isinstance(word, answers.Closed) else None
         return word if word is None or isinstance(word, Effect) else self._heard(work, word)
 
     async def _ask(self, work: Job) -> answers.AdmitAnswer | Effect | None:
@@ -122,7 +129,7 @@ class Admissions:
                     ingress=record.coordinates,
                     decision=choice.decision,
                     concurrency_max=choice.tenant.concurrency_max,
-                    adapter_concurrency_max=choice.tenant.adapter_concurrency_max,
+                    adapter_concurrency_max=choice.tenant.adapter_concurrency_max or choice.tenant.concurrency_max,
                     tokens_per_minute=choice.tenant.tokens_per_minute,
                     tokens_per_day=choice.tenant.tokens_per_day,
                     window_max=choice.window_max,

@@ -16,7 +16,10 @@ from infra.kafka.tail import Tail
 from infra.logs import ActionLog
 from infra.process import Process, run
 from infra.redis import connect
-from infra.settings import KafkaSettings, KeySettings, RedisSettings, read
+from infra.settings import KafkaSettings, KeeperSettings, KeySettings, RedisSettings, read
+from ledger.answers import Closed
+from ledger.fairness import jain
+from ledger.keeper import Keeper
 from ledger.registry import Registry
 from ledger.store import Ledger, LedgerUnavailable
 from schemas.keys import KeyRole
@@ -71,6 +74,11 @@ async def _work(process: Process) -> None:
             service = Service(process, view, registry, admissions, router, group, key)
             process.not_ready = service.not_ready
             followers = [tasks.create_task(view.run()), tasks.create_task(watch(ledger, admissions, process))]
+            keeper = read(KeeperSettings).redis()
+            if keeper is not None:
+                operator = connect(keeper)
+                opened.push_async_callback(operator.aclose)
+                followers.append(tasks.create_task(Keeper(kafka, operator, admissions.ledger_said).run()))
             while not process.stopping.is_set():
                 await service.turn()
             for follower in followers:
@@ -147,14 +155,18 @@ class Service:
 
 
 async def watch(ledger: Ledger, admissions: Admissions, process: Process) -> None:
-    """Notice a ledger that closed or came back also while no job asks it."""
+    """Notice a ledger that closed or came back also while no job asks it, and how fairly it was shared."""
     while True:
         try:
-            problem = None if (await ledger.status()).open else LEDGER_CLOSED
+            counters = await ledger.fairness()
+            problem = LEDGER_CLOSED if isinstance(counters, Closed) else None
         except LedgerUnavailable as error:
-            problem = str(error)
+            counters, problem = Closed(), str(error)
         if problem != admissions.ledger_problem:
             log.warning("ledger.changed", problem=problem or "none")
         admissions.ledger_problem = problem
         process.metrics.set("ledger_open", problem is None)
+        if not isinstance(counters, Closed):
+            process.metrics.set("fairness_jain", jain(counters.values()))
+            process.metrics.set("fairness_gap", max(counters.values(), default=0) - min(counters.values(), default=0))
         await asyncio.sleep(LEDGER_PROBE_S)

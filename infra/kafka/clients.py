@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError
+from aiokafka.errors import KafkaError as KafkaError
 
 from infra.settings import KafkaSettings
 from schemas.errors import SwitchyardError

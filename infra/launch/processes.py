@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from infra.launch.plan import REPOSITORY, Plan, ProcessSpec, SaysReady, StackOptions
-from infra.settings import EngineSettings, PoolSettings, ProcessSettings, Settings, StackFile
+from infra.settings import EngineSettings, KeeperSettings, PoolSettings, ProcessSettings, Settings, StackFile
+from schemas.topics import Role
 
 # Below the range from which a kernel takes ports for outgoing connections.
 PORTS: Final = range(20_000, 30_000)
@@ -66,6 +67,9 @@ def process_spec(stack: StackFile, name: str, role: str, extra: Mapping[str, str
     ]
     if role in stack.redis_users:
         sections.append(stack.redis(role))
+    if role == Role.ROUTER:
+        operator = stack.redis(Role.OPERATOR)
+        sections.append(KeeperSettings(url=operator.url, username=operator.username, password=operator.password))
     env = {variable: value for section in sections for variable, value in section.environment().items()}
     (stack.home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
     return ProcessSpec(

@@ -103,10 +103,6 @@ class Stack:
         self._save()
         return process
 
-    def open_ledger(self) -> None:
-        """Fold the ledger from the log again and open it. Raises StartFailed."""
-        _open_ledger(self._file)
-
     def ended(self) -> dict[str, int]:
         """Processes that ended by themselves, with their exit codes."""
         codes = {name: process.exit_code() for name, process in self.processes.items()}

@@ -80,21 +80,7 @@ def _watch(stack: Stack, stopping: Event, log: logs.ActionLog) -> None:
                 continue
             times.append(monotonic())
             log.warning("process.ended", name=name, code=code)
-            _restart(stack, name, log)
-
-
-def _restart(stack: Stack, name: str, log: logs.ActionLog) -> None:
-    process = stack.restart(name)
-    if name != "redis":
-        return
-    # A Redis that was started anew has a closed ledger; what is in the log opens it again.
-    try:
-        process.wait_ready()
-        stack.open_ledger()
-    except (SwitchyardError, OSError) as error:
-        log.error("ledger.not_opened", detail=str(error))
-    else:
-        log.warning("ledger.opened")
+            stack.restart(name)
 
 
 def _say(line: str) -> None:

@@ -80,13 +80,18 @@ local function fairness(keys, args)
   return {'fairness', args[1], spent_since(keys, now - ACTIVE_US, now)}
 end
 
--- raise: close the gate of this server process under a new epoch, above every one known.
--- ARGS: '', floor. -> raised epoch now_us
+-- raise: close the gate of this server process under a new epoch, above every one known; or not, where another did so
+-- less than `patience_ms` ago and has not opened it. ARGS: '', floor, patience_ms. -> raised epoch now_us | busy
 local function raise(keys, args)
-  local floor = integer(args[2], 'floor')
+  local floor, patience_ms = integer(args[2], 'floor'), integer(args[3], 'patience_ms')
+  local found, now = gate(keys), now_us()
+  local raised = redis.call('HGET', keys[1], 'raised_us')
+  if found and not found.open and raised and now < tonumber(raised) + patience_ms * 1000 then
+    return {'busy', args[1]}
+  end
   local epoch = math.max(floor, tonumber(redis.call('HGET', keys[1], 'epoch') or '0')) + 1
-  redis.call('HSET', keys[1], 'run_id', run_id(), 'epoch', text(epoch), 'open', '0')
-  return {'raised', args[1], text(epoch), text(now_us())}
+  redis.call('HSET', keys[1], 'run_id', run_id(), 'epoch', text(epoch), 'open', '0', 'raised_us', text(now))
+  return {'raised', args[1], text(epoch), text(now)}
 end
 
 -- Whether the gate is closed under this epoch, as a rebuild left it: another rebuild has raised it otherwise.

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from click.testing import CliRunner
 from redis.asyncio import Redis
+from redis.exceptions import BusyLoadingError
 
 from infra.clock import SystemClock
 from infra.kafka.publisher import AuditWriter, Publisher
@@ -64,7 +65,8 @@ class System:
     async def admit(self, ask: Admission) -> Granted:
         answer = await self.ledger.admit(ask)
         assert isinstance(answer, Granted)
-        await self.audit.append(ask.decision.identity.adapter, make_admitted(ask, answer.admitted_at_us, answer.epoch))
+        record = make_admitted(ask, answer.admitted_at_us, answer.epoch, answer.lift)
+        await self.audit.append(ask.decision.identity.adapter, record)
         return answer
 
     async def begin(self, ask: Admission, request: Coordinates) -> Begun:
@@ -159,10 +161,22 @@ async def test_a_killed_redis_that_kept_its_data_is_rebuilt_all_the_same(
     with pytest.raises(LedgerUnavailable):
         await system.ledger.status()
     redis_server.start()
+    await loaded(system.redis)
     assert not (await system.ledger.status()).open
     await rebuild(system.kafka, system.redis)
     assert isinstance(await system.ledger.admit(ask), Granted)
     assert await check(system.kafka, system.redis) == []
+
+
+async def loaded(redis: Redis) -> None:
+    """Wait until a Redis that was started again has read its own file back: it takes connections before that."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await redis.ping()
+                return
+            except BusyLoadingError:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_check_finds_nothing_at_rest_and_names_what_was_tampered_with(system: System) -> None:
@@ -173,7 +187,7 @@ async def test_the_check_finds_nothing_at_rest_and_names_what_was_tampered_with(
     await system.finish(finished)
     assert await check(system.kafka, system.redis) == []
     await system.redis.hset(f"{{switchyard}}:job:{system.tenant}/job-7", "body", "another")
-    await system.redis.hincrby("{switchyard}:tenants", system.tenant, 1)
+    await system.redis.hincrby("{switchyard}:counts", f"t|{system.tenant}", 1)
     body, tenants = await check(system.kafka, system.redis)
     assert f"job {system.tenant}/job-7: body is 'another'" in body
     assert tenants.startswith("tenants:")
@@ -186,7 +200,7 @@ async def test_an_epoch_that_only_the_log_knows_is_never_given_again(system: Sys
     )
     await system.redis.flushall()
     assert (await rebuild(system.kafka, system.redis)).epoch == 5001
-    await call(system.redis, "raise", "", 0)
+    await call(system.redis, "raise", "", 0, 0)
 
 
 async def test_a_launcher_opens_the_ledger_again_and_again(stack: Stack) -> None:

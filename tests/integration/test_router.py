@@ -101,7 +101,7 @@ async def test_interactive_jobs_are_refused_when_full_and_batch_jobs_wait(stack:
         await routing.cancel("never-posted")
         await until(lambda: answered(routing, 2))
         full, unknown = await routing.rejected()
-        assert (full.reason, full.retryable, unknown.retryable) == (RejectReason.CAPACITY, True, False)
+        assert (full.reason, full.retryable, unknown.retryable) == (RejectReason.CONCURRENCY, True, False)
         assert full.retry_after_ms
         assert [r.job_id for r in await routing.audit() if isinstance(r, CancelRequested)] == ["never-posted"]
         for round_ in range(1, 9):
@@ -119,7 +119,7 @@ async def test_a_job_without_a_worker_waits_or_is_refused_until_one_is_ready(sta
         await routing.post("batch", job)
         await routing.jobs(make_job(alias="a"))
         await until(lambda: answered(routing, 1))
-        assert [reply.reason for reply in await routing.rejected()] == [RejectReason.CAPACITY]
+        assert [reply.reason for reply in await routing.rejected()] == [RejectReason.NOT_READY]
         assert await routing.routed() == []
         await routing.serve(rows=1)
         await routing.drained()
