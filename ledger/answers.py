@@ -54,13 +54,14 @@ class Decision(Value):
 
     @classmethod
     def of_admitted(cls, admitted: Admitted) -> "Decision":
-        return cls(
+        # Of values that were validated with the record: a rebuild makes a hundred thousand of these.
+        return cls.model_construct(
             identity=admitted.identity,
             job_class=admitted.job_class,
             alias=admitted.alias,
             pool=admitted.pool,
             partition=admitted.request_partition,
-            limits=Limits(
+            limits=Limits.model_construct(
                 tokens_max=admitted.tokens_max,
                 context_max=admitted.context_max,
                 prompt_tokens=admitted.prompt_tokens,

@@ -1,15 +1,18 @@
 """The log folded into rows: what the ledger must hold. Order and repetition of records do not matter."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ledger.answers import MEMORY_MS, Used
 from ledger.keys import member_of
 from ledger.rows import Kind, Row
-from schemas.audit import Admitted, CancelRequested, Rejected, Started
+from schemas.audit import Admitted, AuditRecord, CancelRequested, Rejected, Started
 from schemas.jobs import DEADLINE_MS_MAX, RejectReason
 from schemas.metering import UsageRecorded
 from schemas.record import Record
 
+# What of the audit it reads.
+FOLDED: tuple[type[AuditRecord], ...] = (Admitted, Started, CancelRequested, Rejected)
 # Usage of a job whose row is still remembered may be this much younger than its admission.
 WINDOW_MS = MEMORY_MS + DEADLINE_MS_MAX + 3600 * 1000
 # Answers that leave the row which was there before as it is.
@@ -48,16 +51,14 @@ class LogFold:
 
     def rows(self, now_us: int) -> dict[str, Row]:
         """Every row that is remembered at this time."""
-        found: dict[str, Row] = {
-            member: Row(kind=Kind.CANCELLED, forget_ms=at_ms + MEMORY_MS)
-            for member, at_ms in self._cancelled_ms.items()
-        }
-        found |= {member: _refused(*rejected) for member, rejected in self._rejected.items()}
-        for member, places in self._used.items():
-            ingress, (_, at_ms) = max(places.items(), key=lambda place: place[1][1])
-            found[member] = Row(kind=Kind.SETTLED, ingress=ingress, forget_ms=at_ms + MEMORY_MS)
-        found |= {member: self._row(member, now_us) for member in self._admitted}
-        return {member: row for member, row in found.items() if row.held or row.forget_ms * 1000 > now_us}
+        return dict(self.each(now_us))
+
+    def each(self, now_us: int) -> Iterator[tuple[str, Row]]:
+        """The same, made one by one."""
+        for member in self._cancelled_ms.keys() | self._rejected.keys() | self._used.keys() | self._admitted.keys():
+            row = self._row(member, now_us)
+            if row.held or row.forget_ms * 1000 > now_us:
+                yield member, row
 
     def _use(self, member: str, record: UsageRecorded, timestamp_ms: int) -> None:
         places = self._used.setdefault(member, {})
@@ -74,6 +75,17 @@ class LogFold:
             self._admitted[member] = (known, min(first_ms, timestamp_ms))
 
     def _row(self, member: str, now_us: int) -> Row:
+        """An admission says most of a job, then its usage, a refusal, a cancellation."""
+        if member in self._admitted:
+            return self._of_admission(member, now_us)
+        if member in self._used:
+            ingress, (_, at_ms) = max(self._used[member].items(), key=lambda place: place[1][1])
+            return Row(kind=Kind.SETTLED, ingress=ingress, forget_ms=at_ms + MEMORY_MS)
+        if member in self._rejected:
+            return _refused(*self._rejected[member])
+        return Row(kind=Kind.CANCELLED, forget_ms=self._cancelled_ms[member] + MEMORY_MS)
+
+    def _of_admission(self, member: str, now_us: int) -> Row:
         record, first_ms = self._admitted[member]
         row = Row.of_record(record)
         if row.ingress in self._used.get(member, {}):

@@ -1,9 +1,9 @@
 """What every record is: a closed, frozen JSON object that says its own type and version."""
 
 import json
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Generic, NoReturn, Self, TypeVar, Union
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from schemas.digest import canonical
 from schemas.errors import InvalidRecord
@@ -86,6 +86,25 @@ def decode_one_of(kinds: tuple[type[RecordKind], ...], content: bytes | None) ->
         return kind.model_validate_json(content)
     except ValidationError as error:
         raise InvalidRecord(describe(error)) from error
+
+
+class PlatformDecoder(Generic[RecordKind]):
+    """Parses records of a topic that only the platform writes, in one pass: their form was made by `encode`.
+
+    A rebuild reads hundreds of thousands of them while nothing is admitted.
+    """
+
+    def __init__(self, *kinds: type[RecordKind]) -> None:
+        # `Any` because a union that is made at run time has no type of its own.
+        union: Any = Annotated[Union[kinds], Field(discriminator="type")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
+        self._adapter: TypeAdapter[RecordKind] = TypeAdapter(union)
+
+    def decode(self, content: bytes | None) -> RecordKind:
+        """Raises InvalidRecord."""
+        try:
+            return self._adapter.validate_json(content or b"")
+        except ValidationError as error:
+            raise InvalidRecord(describe(error)) from error
 
 
 def strict_json(content: bytes, bytes_max: int = ENVELOPE_BYTES_MAX) -> Any:

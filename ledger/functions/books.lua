@@ -1,38 +1,65 @@
 -- The ledger from the operator's side: rows from the log, what is held, and the gate.
 
--- Write a row from the log where none is. A cancellation that came meanwhile stands.
-local function put(keys, row_key, member, forget_ms, fields, now)
-  local kind = redis.call('HGET', row_key, 'kind')
-  if kind and kind ~= 'cancelled' then return 0 end
-  if kind then redis.call('PERSIST', row_key) end
-  redis.call('HSET', row_key, unpack(fields))
-  if kind then redis.call('HSET', row_key, 'cancelled', '1') end
-  local row = redis.call('HMGET', row_key, 'held', 'lease_us', 'window', 'digest', 'admitted_us', 'tokens', 'cost')
-  if row[1] == '1' then
-    take(keys, member, row[2], row[3], row[4])
-  else
-    -- A row that is written is wanted: one whose time is over would be gone before it is read.
-    forget_later(row_key, text(math.max(forget_ms, math.floor(now / 1000) + PUT_MS_MIN)))
-  end
-  if row[5] then
-    local tenant, admitted = tenant_of(member), tonumber(row[5])
-    spend(tenant, admitted, tonumber(row[6] or '0'), tonumber(row[7] or '0'), now)
-    redis.call('PEXPIRE', SPENT_PREFIX .. tenant, text(SPENT_MS))
-    redis.call('ZADD', keys[4], 'GT', row[5], tenant)
-  end
-  return 1
+-- What rows that are written together count for: sums by tenant and field, and each tenant's last admission.
+local function count_row(counted, tenant, stored, now)
+  local sums = counted[tenant] or {last = 0, fields = {}}
+  local admitted, fields = tonumber(stored.admitted_us), sums.fields
+  counted[tenant] = sums
+  sums.last = math.max(sums.last, admitted)
+  each_sum(admitted, tonumber(stored.tokens or '0'), tonumber(stored.cost or '0'), now, function(field, amount)
+    fields[field] = (fields[field] or 0) + amount
+  end)
 end
 
--- Parse rows: job, forget_ms, number of fields, field, value ... and again. All are checked before any is written.
+local function count_all(keys, counted)
+  for tenant, sums in pairs(counted) do
+    for field, amount in pairs(sums.fields) do redis.call('HINCRBY', SPENT_PREFIX .. tenant, field, text(amount)) end
+    redis.call('PEXPIRE', SPENT_PREFIX .. tenant, text(SPENT_MS))
+    redis.call('ZADD', keys[4], 'GT', text(sums.last), tenant)
+  end
+end
+
+-- Write rows from the log where none are. A cancellation that came meanwhile stands. Returns how many were written.
+local function put_all(keys, rows, now)
+  local written, counted = 0, {}
+  for _, row in ipairs(rows) do
+    local row_key, stored = ROW_PREFIX .. row.member, row.stored
+    local kind = redis.call('HGET', row_key, 'kind')
+    if not kind or kind == 'cancelled' then
+      if kind then redis.call('PERSIST', row_key) end
+      redis.call('HSET', row_key, unpack(row.fields))
+      if kind then redis.call('HSET', row_key, 'cancelled', '1') end
+      if stored.held == '1' then
+        take(keys, row.member, stored.lease_us, stored.window, stored.digest)
+      else
+        -- A row that is written is wanted: one whose time is over would be gone before it is read.
+        forget_later(row_key, text(math.max(row.forget_ms, math.floor(now / 1000) + PUT_MS_MIN)))
+      end
+      if stored.admitted_us then count_row(counted, tenant_of(row.member), stored, now) end
+      written = written + 1
+    end
+  end
+  count_all(keys, counted)
+  return written
+end
+
+-- Parse rows: job, forget_ms, a JSON object of texts, and again. All are checked before any is written.
 local function parse_rows(args, first)
   local rows, at = {}, first
   while args[at] do
     local member, forget_ms = member_of(args[at]), integer(args[at + 1], 'forget_ms')
-    local count, fields = integer(args[at + 2], 'fields'), {}
-    refuse_unless(count > 0 and count <= 32 and args[at + 2 + 2 * count], 'fields')
-    for i = 1, 2 * count do fields[i] = args[at + 2 + i] end
-    rows[#rows + 1] = {member = member, forget_ms = forget_ms, fields = fields}
-    at = at + 3 + 2 * count
+    local right, stored = pcall(cjson.decode, args[at + 2])
+    refuse_unless(right and type(stored) == 'table', 'row')
+    local fields = {}
+    for field, value in pairs(stored) do
+      refuse_unless(type(field) == 'string' and type(value) == 'string', 'fields')
+      fields[#fields + 1], fields[#fields + 2] = field, value
+    end
+    refuse_unless(#fields > 0 and #fields <= 64, 'fields')
+    for _, name in ipairs({'lease_us', 'admitted_us', 'tokens', 'cost'}) do integer(stored[name] or '0', name) end
+    refuse_unless(stored.held ~= '1' or (stored.lease_us and stored.window and stored.digest), 'held')
+    rows[#rows + 1] = {member = member, forget_ms = forget_ms, fields = fields, stored = stored}
+    at = at + 3
   end
   return rows
 end
@@ -44,7 +71,7 @@ local function adopt(keys, args)
   if not open_gate(keys) then return {'closed', member} end
   local rows = parse_rows(args, 2)
   refuse_unless(#rows == 1 and rows[1].member == member, 'row')
-  return {'adopted', member, text(put(keys, keys[5], member, rows[1].forget_ms, rows[1].fields, now_us()))}
+  return {'adopted', member, text(put_all(keys, rows, now_us()))}
 end
 
 -- references: ARGS: '', digest, sweep_max. -> references count | closed
@@ -121,11 +148,7 @@ end
 -- restore: write rows folded from the log. ARGS: '', epoch, rows. -> restored count | closed
 local function restore(keys, args)
   if not rebuilding(keys, args[2]) then return {'closed', args[1]} end
-  local written, now = 0, now_us()
-  for _, row in ipairs(parse_rows(args, 3)) do
-    written = written + put(keys, ROW_PREFIX .. row.member, row.member, row.forget_ms, row.fields, now)
-  end
-  return {'restored', args[1], text(written)}
+  return {'restored', args[1], text(put_all(keys, parse_rows(args, 3), now_us()))}
 end
 
 -- open: admit again. ARGS: '', epoch. -> opened | closed

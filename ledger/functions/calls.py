@@ -1,6 +1,7 @@
 """Loading the function library, and calling one function of it."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,5 @@ def _understood(function: str, member: str, answer: Any) -> list[Any]:
 
 
 def row_arguments(member: str, row: Row) -> list[str | int]:
-    """A row as the functions `adopt` and `restore` take it."""
-    stored = row.stored()
-    pairs = [text for pair in stored.items() for text in pair]
-    return [member, row.forget_ms, len(stored), *pairs]
+    """A row as the functions `adopt` and `restore` take it: one argument for all of its fields."""
+    return [member, row.forget_ms, json.dumps(row.stored())]

@@ -33,18 +33,21 @@ local function spent_of(tenant, now)
   return found
 end
 
--- Add to what counts for a job that was admitted then; what no longer counts is left alone.
-local function spend(tenant, admitted, tokens, cost, now)
-  local key = SPENT_PREFIX .. tenant
+-- Call `add(field, amount)` for every sum that a job counts for which was admitted then; what no longer counts is none.
+local function each_sum(admitted, tokens, cost, now, add)
   if tokens ~= 0 then
     local bucket, day = math.floor(admitted / BUCKET_US), math.floor(admitted / DAY_US)
-    if bucket > math.floor(now / BUCKET_US) - BUCKETS then redis.call('HINCRBY', key, 'm' .. text(bucket), text(tokens)) end
-    if day >= math.floor(now / DAY_US) then redis.call('HINCRBY', key, 'd' .. text(day), text(tokens)) end
+    if bucket > math.floor(now / BUCKET_US) - BUCKETS then add('m' .. text(bucket), tokens) end
+    if day >= math.floor(now / DAY_US) then add('d' .. text(day), tokens) end
   end
   local period = math.floor(admitted / PERIOD_US)
-  if cost ~= 0 and period > math.floor(now / PERIOD_US) - PERIODS then
-    redis.call('HINCRBY', key, 'f' .. text(period), text(cost))
-  end
+  if cost ~= 0 and period > math.floor(now / PERIOD_US) - PERIODS then add('f' .. text(period), cost) end
+end
+
+local function spend(tenant, admitted, tokens, cost, now)
+  each_sum(admitted, tokens, cost, now, function(field, amount)
+    redis.call('HINCRBY', SPENT_PREFIX .. tenant, field, text(amount))
+  end)
 end
 
 -- Until so many tokens have left the minute that the reserve fits.

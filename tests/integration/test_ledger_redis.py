@@ -91,7 +91,7 @@ async def test_rows_come_back_as_they_were_stored(admin: Redis) -> None:
     rows = {f"acme/{ask.job_id}": replace(Row.of_route(make_route(ask, now_us)), attempt=3) for ask in asks}
     epoch = await gate.raise_epoch()
     await gate.clear(epoch)
-    await gate.restore(epoch, rows)
+    await gate.restore(epoch, rows.items())
     await gate.open(epoch)
     assert await gate.rows() == rows
     assert (await Ledger(admin).status()).tenants == {"acme": 450}
@@ -202,7 +202,7 @@ async def operator_work(ledger: Ledger, _: int) -> None:
     epoch = await gate.raise_epoch()
     await gate.clear(epoch)
     row = Row.of_route(make_route(make_admission(decision=make_decision(expires_at_ms=FAR_MS))))
-    await gate.restore(epoch, {"acme/job-1": row})
+    await gate.restore(epoch, [("acme/job-1", row)])
     await gate.open(epoch)
     await gate.rows()
     await ledger.status()
