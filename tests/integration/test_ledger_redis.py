@@ -28,7 +28,7 @@ ACL = json.loads(Path(calls.__file__).with_name("acl.json").read_text())
 REQUEST = at("requests.main", 5)
 # Commands of the connection itself, which Redis takes from anybody.
 ANYBODYS = {"auth", "hello", "quit", "reset"}
-FAR_MS = 1 << 50
+FAR_MS = 1 << 42
 
 
 @pytest.fixture
@@ -132,6 +132,7 @@ async def test_each_user_does_its_own_work_and_no_other_command(
     user = connect(settings)
     allowed = {right.removeprefix("+") for right in rights}
     assert await taken(user, await every_command(admin)) == allowed
+    await lapse(Ledger(admin), await soon(admin))
     await WORK[role](Ledger(user), await soon(admin))
     await user.aclose()
 
@@ -164,6 +165,12 @@ async def taken(user: Redis, commands: dict[str, int]) -> set[str]:
     return found
 
 
+async def lapse(ledger: Ledger, now_ms: int) -> None:
+    """Leave a lease whose time is over: whoever looks next ends it, and gives its tokens back."""
+    ask = make_admission("lapsed", make_decision("globex", expires_at_ms=now_ms - 600_000))
+    assert await ledger.adopt(make_route(ask, admitted_at_us=(now_ms - 70_000) * 1000, lift=5))
+
+
 async def router_work(ledger: Ledger, expires_at_ms: int) -> None:
     asks = [
         make_admission(f"of-router-{job_class}", make_decision(job_class=job_class, expires_at_ms=expires_at_ms))
@@ -175,7 +182,10 @@ async def router_work(ledger: Ledger, expires_at_ms: int) -> None:
         await ledger.cancel("acme", ask.job_id)
     await ledger.cancel("acme", "not-here-yet")
     await ledger.refuse(make_refusal("refused"))
+    await ledger.admit(make_admission(decision=make_decision("initech", expires_at_ms=expires_at_ms), window_max=2))
+    await ledger.admit(make_admission(decision=make_decision("globex", expires_at_ms=expires_at_ms), window_max=2))
     await ledger.status()
+    await ledger.fairness()
 
 
 async def worker_work(ledger: Ledger, expires_at_ms: int) -> None:
