@@ -22,6 +22,8 @@ class LoadReason(StrEnum):
     #: A record that is not due yet names it.
     PREFETCH = "prefetch"
     GATE = "gate"
+    #: The one token that a worker makes before it is offered to anybody.
+    SMOKE = "smoke"
 
 
 class LoadSource(StrEnum):

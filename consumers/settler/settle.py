@@ -104,4 +104,5 @@ def finished(record: Incoming, usage: UsageRecorded) -> Finished:
         usage=usage.usage,
         metering=record.coordinates,
         reply_hash=usage.reply_hash,
+        service=usage.service,
     )

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from consumers.engines.protocol import AdapterInUse, Artifact, LoadFailed
 from consumers.worker.doors import Doors
-from consumers.worker.residency import victim
+from consumers.worker.residency import PLATFORM, Choice, Hits, Owner, Resident, Slots, choose
 from infra.artifacts import ArtifactBroken, fetch_artifact
 from infra.logs import ActionLog
 from infra.objects import ObjectCorrupt, ObjectStoreDown, ObjectUnknown
@@ -17,8 +17,9 @@ from schemas.topics import ADAPTERS
 
 log = ActionLog("worker")
 
-# Digests that must stay in their slots.
+# Digests that must stay in their slots, and the owners with work: asked at the moment of an eviction, not before.
 Wanted = Callable[[], frozenset[str]]
+Working = Callable[[], Mapping[str, Owner]]
 
 # The store may be away for a moment; longer than this and the waiting jobs are told so.
 FETCH_TRIES_MAX = 5
@@ -43,8 +44,9 @@ class Adapters:
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
         self._lock = asyncio.Lock()
-        self._last_used: dict[str, float] = {}
+        self._hits = Hits()
         self._bytes: dict[str, int] = {}
+        self._load_ms: dict[str, float] = {}
         self._quarantined: set[str] = set()
         self._leaving: set[str] = set()
         self._closed = False
@@ -52,38 +54,46 @@ class Adapters:
         self.salt_epoch = 0
 
     def used(self, digest: str) -> None:
-        self._last_used[digest] = self._doors.clock.monotonic()
+        self._hits.hit(digest, self._doors.clock.monotonic())
+
+    def owner_of(self, digest: str) -> str:
+        """The tenant whose adapter it is, or the platform."""
+        entry = self._doors.registry.adapters.get(digest)
+        manifest = entry.manifest if entry is not None else None
+        return (manifest.owner if manifest is not None else None) or PLATFORM
 
     def usable(self) -> frozenset[str]:
         """Resident digests that jobs may start under: one on its way out is none."""
         return self._doors.engine.resident() - self._leaving
 
-    async def make_resident(self, digest: str, wanted: Wanted) -> None:
-        """Load a digest, in the place of one that nobody wants where every slot is taken.
+    async def make_resident(self, digest: str, wanted: Wanted, working: Working, reason: LoadReason) -> float:
+        """Load a digest, in the place of another where every slot is taken. Returns the milliseconds that it took.
 
-        `wanted` is asked at the moment of the eviction, not before. Raises NoSlot, Unloadable.
+        Raises NoSlot, Unloadable.
         """
         async with self._lock:
             if self._closed:
                 raise NoSlot
             if digest in self._doors.engine.resident():
-                return
+                return 0.0
             if digest in self._quarantined:
                 raise Unloadable("adapter_quarantined", "this adapter failed to load here and is not tried again")
             problem = self._doors.registry.admission_problem(digest)
             if problem is not None:
                 raise Unloadable(problem, "this adapter may not be loaded")
+            began = self._doors.clock.monotonic()
             artifact = await self._fetch(digest)
             if len(self._doors.engine.resident()) >= self._doors.engine.build.slots:
-                await self._make_room(wanted)
-            await self._load(artifact)
+                await self._make_room(digest, wanted, working)
+            await self._load(artifact, reason)
+            return (self._doors.clock.monotonic() - began) * 1000
 
     async def drain(self, digest: str, aborted: int) -> None:
         """The end of a revocation on this worker: caches reset, adapter out, and a receipt for it."""
         async with self._lock:
             self.salt_epoch += 1
             await self._doors.engine.reset_cache()
-            was_resident = await self._evict(digest, EvictReason.REVOKED)
+            was_resident = await self._evict(Choice(digest=digest, reason=EvictReason.REVOKED))
         receipt = AdapterDrained(
             adapter=digest,
             worker=self._doors.worker,
@@ -100,7 +110,7 @@ class Adapters:
             self._closed = True
             for digest in sorted(self._doors.engine.resident()):
                 with contextlib.suppress(AdapterInUse):
-                    await self._evict(digest, EvictReason.SHUTDOWN)
+                    await self._evict(Choice(digest=digest, reason=EvictReason.SHUTDOWN))
 
     def to_expel(self, in_use: frozenset[str]) -> frozenset[str]:
         """Quarantined digests that still hold a slot and that nothing runs under."""
@@ -109,7 +119,7 @@ class Adapters:
     async def expel(self, in_use: frozenset[str]) -> None:
         async with self._lock:
             for digest in sorted(self.to_expel(in_use)):
-                await self._evict(digest, EvictReason.FAILED)
+                await self._evict(Choice(digest=digest, reason=EvictReason.FAILED))
 
     def is_quarantined(self, digest: str) -> bool:
         return digest in self._quarantined
@@ -117,17 +127,27 @@ class Adapters:
     def quarantine(self, digest: str) -> None:
         self._quarantined.add(digest)
 
-    async def _make_room(self, wanted: Wanted) -> None:
-        resident = self._doors.engine.resident()
-        leaving = victim({d: self._last_used.get(d, 0.0) for d in resident}, wanted())
-        if leaving is None:
+    async def _make_room(self, digest: str, wanted: Wanted, working: Working) -> None:
+        now, resident = self._doors.clock.monotonic(), self._doors.engine.resident()
+        residents = [self._measured(name, now) for name in resident]
+        slots = Slots(count=self._doors.engine.build.slots, residents=residents, working=working())
+        floors = {name: tenant.slots_floor for name, tenant in self._doors.registry.tenants.items()}
+        choice = choose(self.owner_of(digest), slots, resident - wanted(), floors)
+        self._hits.forget(now)
+        if choice is None:
             raise NoSlot
-        await self._evict(leaving, EvictReason.TURN)
+        await self._evict(choice)
 
-    async def _evict(self, digest: str, reason: EvictReason) -> bool:
+    def _measured(self, digest: str, now: float) -> Resident:
+        size, hits = self._bytes.get(digest, 0), self._hits.of(digest, now)
+        return Resident.measured(digest, self.owner_of(digest), size, hits, self._load_ms.get(digest, 1.0))
+
+    async def _evict(self, choice: Choice) -> bool:
+        digest = choice.digest
         if digest not in self._doors.engine.resident():
             return False
         self._leaving.add(digest)
+        began = self._doors.clock.monotonic()
         try:
             await self._doors.engine.unload(digest)
         finally:
@@ -137,11 +157,13 @@ class Adapters:
             base=self._doors.base,
             worker=self._doors.worker,
             engine=self._doors.engine.build.id,
-            reason=reason,
+            reason=choice.reason,
             resident_bytes=self._bytes.pop(digest, 0),
+            owner=self.owner_of(digest) or None,
+            duration_ms=round((self._doors.clock.monotonic() - began) * 1000),
         )
         await self._doors.audit.append(digest, record)
-        self._doors.metrics.count("adapter_evictions", reason=reason.value)
+        self._doors.metrics.count("adapter_evictions", reason=choice.reason.value)
         return True
 
     async def _fetch(self, digest: str) -> Artifact:
@@ -163,22 +185,23 @@ class Adapters:
                 return Artifact(digest=digest, path=path, rank=manifest.rank, bytes=size)
         raise AssertionError("the last try returns or raises")
 
-    async def _load(self, artifact: Artifact) -> None:
+    async def _load(self, artifact: Artifact, reason: LoadReason) -> None:
         try:
             loaded = await self._doors.engine.load(artifact)
         except LoadFailed as error:
             await self._failed(artifact.digest, "load_failed")
             raise Unloadable("load_failed", "the engine refused this adapter") from error
-        self.used(artifact.digest)
         self._bytes[artifact.digest] = loaded.bytes
+        self._load_ms[artifact.digest] = max(1.0, loaded.duration_ms)
         record = AdapterLoaded(
             adapter=artifact.digest,
             base=self._doors.base,
             worker=self._doors.worker,
             engine=self._doors.engine.build.id,
-            reason=LoadReason.JOB,
+            reason=reason,
             duration_ms=round(loaded.duration_ms),
             resident_bytes=loaded.bytes,
+            owner=self.owner_of(artifact.digest) or None,
         )
         await self._doors.audit.append(artifact.digest, record)
         self._doors.metrics.count("adapter_loads", result="loaded")

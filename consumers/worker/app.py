@@ -25,6 +25,7 @@ from infra.settings import EngineSettings, KafkaSettings, ObjectSettings, PoolSe
 from ledger.registry import Registry
 from ledger.store import Ledger
 from schemas.adapters import PoolConfigured
+from schemas.audit import LoadReason
 from schemas.errors import InvalidRecord
 from schemas.jobs import RequestCancelled
 from schemas.topics import CANCELS, REGISTRY
@@ -174,7 +175,7 @@ async def _smoke(worker: Worker, registry: Registry) -> None:
     """One token under the zero adapter, before any tenant's: an engine that cannot is not offered to the group."""
     doors = worker.doors
     zero = registry.bases[doors.base].zero_adapter
-    await worker.adapters.make_resident(zero, frozenset)
+    await worker.adapters.make_resident(zero, frozenset, dict, LoadReason.SMOKE)
     request = EngineRequest(
         request_id="smoke",
         digest=zero,

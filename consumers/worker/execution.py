@@ -17,7 +17,7 @@ from consumers.engines.protocol import (
 from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
 from consumers.worker.replies import Execution, Result, cache_salt, final_reply, usage_record
-from consumers.worker.scheduler import Entry
+from consumers.worker.scheduler import Entry, Start
 from consumers.worker.stream import Chunks, Streams
 from consumers.worker.verify import standing
 from infra.kafka.lane import Lane, LaneLost
@@ -28,6 +28,7 @@ from ledger.store import LedgerUnavailable
 from schemas.audit import Started
 from schemas.jobs import OnInterrupt, Outcome
 from schemas.replies import FailedOutcome, FinishReason, Usage
+from schemas.service import Service
 from schemas.topics import METERING, REPLIES
 
 log = ActionLog("worker")
@@ -79,6 +80,11 @@ class Run:
     # The attempt that was begun in the ledger; 0 before.
     attempt: int = 0
     request_id: str = ""
+    # How it came to start; None where it ended before that. Times are the clock's monotonic ones.
+    start: Start | None = None
+    started_at: float = 0.0
+    first_at: float | None = None
+    last_at: float | None = None
     text: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
 
@@ -86,11 +92,32 @@ class Run:
     def stopped(self) -> bool:
         return self.hand_over or self.reason is not None
 
+    def service(self, now: float) -> Service | None:
+        """How it was served, until now."""
+        if self.start is None:
+            return None
+        came, tokens = self.entry.queued_at, self.usage.completion_tokens
+        decode_s = self.last_at - self.first_at if self.first_at is not None and self.last_at is not None else 0.0
+        return Service(
+            residency=self.entry.residency,
+            waited_for=self.start.waited_for,
+            queue_ms=_ms(self.started_at - came),
+            load_ms=self.start.load_ms,
+            first_token_ms=_ms(self.first_at - came) if self.first_at is not None else None,
+            token_us=round(decode_s / (tokens - 1) * 1e6) if tokens > 1 else None,
+            completion_ms=_ms(now - came),
+            batch=self.start.batch,
+        )
+
     def result(self, failure: FailedOutcome, chunks: int = 0, problem: tuple[str, str] | None = None) -> Result:
         code, message = problem or self.problem or MESSAGES[failure]
         return Result(
             failure=failure, text="".join(self.text), usage=self.usage, chunks=chunks, code=code, message=message
         )
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
 
 
 class Executor:
@@ -197,6 +224,11 @@ class Executor:
         try:
             # Off the loop: a prompt of a megabyte takes a tokenizer a while.
             prompt_ids = await asyncio.to_thread(self._doors.engine.encode, job.messages or job.prompt or "")
+            counted = entry.route.limits.prompt_tokens
+            if counted and len(prompt_ids) > counted:
+                # It was not reserved: the tenant's quota would be exceeded.
+                problem = ("prompt_tokens_exceeded", "the prompt has more tokens than were counted and reserved")
+                return self._close(run, begun.attempt, started_at_ms, run.result(Outcome.FAILED, problem=problem))
             run.usage = Usage(prompt_tokens=len(prompt_ids))
             await self._doors.audit.append(entry.digest, self._started(run, begun.attempt))
             self._doors.failpoints.reach("started")
@@ -242,6 +274,12 @@ class Executor:
         return Result(text="".join(run.text), finish_reason=finish, usage=run.usage, chunks=sent)
 
     def _take(self, run: Run, delta: Delta, prompt_tokens: int) -> None:
+        run.last_at = self._doors.clock.monotonic()
+        if run.first_at is None:
+            run.first_at = run.last_at
+            self._doors.metrics.observe(
+                "first_token_seconds", run.last_at - run.entry.queued_at, job_class=run.entry.route.job_class
+            )
         run.text.append(delta.text)
         run.usage = Usage(
             prompt_tokens=prompt_tokens,
@@ -284,6 +322,7 @@ class Executor:
             engine=self._doors.engine.build.id,
             worker=self._doors.worker,
             started_at_ms=started_at_ms,
+            service=run.service(self._doors.clock.monotonic()),
         )
         entry = run.entry
         reply = final_reply(entry, execution, result)

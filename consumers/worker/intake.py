@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
 from consumers.worker.scheduler import Entry
 from consumers.worker.verify import RouteProblem, route_problem
 from infra.kafka.records import Incoming
 from schemas.errors import InvalidRecord
 from schemas.jobs import RequestRouted
+from schemas.service import Residency
 
 # How long a record whose signature fails is given the benefit of a view that may lag behind a new key.
 KEY_LAG_S = 5.0
@@ -26,8 +28,9 @@ class Refused:
 class Intake:
     """Verifies records one by one; each waits, where it must, without holding up the others."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: Doors, adapters: Adapters) -> None:
         self._doors = doors
+        self._adapters = adapters
 
     async def read(self, record: Incoming) -> Entry | Refused:
         try:
@@ -44,7 +47,7 @@ class Intake:
             return Refused(reason=problem.value, detail=f"the route's {problem.value} is not right")
         while not registry.passed(decided_on):
             await view.wait_until(lambda: registry.passed(decided_on), VIEW_WAIT_S)
-        clock = self._doors.clock
+        clock, digest = self._doors.clock, request.route.identity.adapter
         now = clock.monotonic()
         return Entry(
             request=record.coordinates,
@@ -52,6 +55,8 @@ class Intake:
             job=request.job,
             queued_at=now,
             expires_at=now + (request.route.expires_at_ms - clock.now_ms()) / 1000,
+            owner=self._adapters.owner_of(digest),
+            residency=Residency.SLOT if digest in self._adapters.usable() else Residency.COLD,
         )
 
     def _problem(self, request: RequestRouted, record: Incoming) -> RouteProblem | None:

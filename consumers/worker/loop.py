@@ -11,17 +11,20 @@ from consumers.worker.execution import Closing, Executor, HandedOver, Run
 from consumers.worker.intake import Intake
 from consumers.worker.lanes import Lanes
 from consumers.worker.presence import Presence
-from consumers.worker.scheduler import Entry, Scheduler
+from consumers.worker.scheduler import Entry, Part, Scheduler, Start
 from consumers.worker.stream import Streams
 from consumers.worker.verify import standing
 from infra.kafka.group import Group
 from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog
+from ledger.registry import Registry
 from schemas.adapters import AdapterRevoked
+from schemas.audit import LoadReason
 from schemas.jobs import Outcome, RequestCancelled, tenant_job
 from schemas.record import Coordinates, Record
 from schemas.replies import FailedOutcome
+from schemas.tenants import TenantConfigured
 from schemas.topics import REQUESTS
 
 log = ActionLog("worker")
@@ -42,6 +45,14 @@ STOP_DRAIN_S = 20.0
 QUARANTINED = ("adapter_quarantined", "this adapter failed on this worker and is not tried again")
 
 
+def parts_of(registry: Registry) -> dict[str, Part]:
+    """Every tenant's part in a worker."""
+    return {
+        name: Part(weight=tenant.weight, floor=tenant.slots_floor, loads_per_minute=tenant.loads_per_minute)
+        for name, tenant in registry.tenants.items()
+    }
+
+
 class Worker:
     """Executes the routes of the partitions it owns."""
 
@@ -54,8 +65,10 @@ class Worker:
         self._streams = Streams(doors.publisher, doors.metrics)
         self._executor = Executor(doors, self.adapters, self._streams)
         build = doors.engine.build
-        self._scheduler = Scheduler(open_max=build.slots if build.mixes_adapters else 1, rows=build.rows)
-        self._intake = Intake(doors)
+        self._scheduler = Scheduler(
+            open_max=build.slots if build.mixes_adapters else 1, rows=build.rows, parts=parts_of(doors.registry)
+        )
+        self._intake = Intake(doors, self.adapters)
         self._runs: dict[Coordinates, Run] = {}
         self._admitting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -117,6 +130,8 @@ class Worker:
     def registry_changed(self, record: Record) -> None:
         if isinstance(record, AdapterRevoked):
             self._tasks.create_task(self._revoke(record.adapter))
+        if isinstance(record, TenantConfigured):
+            self._scheduler.parts = parts_of(self.doors.registry)
 
     async def _poll(self, group: Group) -> None:
         while True:
@@ -168,18 +183,20 @@ class Worker:
 
     def _follow_plan(self, now: float) -> None:
         plan = self._scheduler.plan(now, self.adapters.usable())
-        for entry in plan.start:
-            self._scheduler.withdraw([entry])
-            self._scheduler.started(entry)
-            self.adapters.used(entry.digest)
-            self._spawn(entry)
+        for start in plan.start:
+            self._scheduler.withdraw([start.entry])
+            self._scheduler.started(start.entry)
+            self.adapters.used(start.entry.digest)
+            self._spawn(start.entry, start=start)
         if plan.load is not None and not self._loading:
             self._loading = True
             self._tasks.create_task(self._load(plan.load))
 
     async def _load(self, digest: str) -> None:
         try:
-            await self.adapters.make_resident(digest, lambda: self._scheduler.wanted() | self._running_digests())
+            load_ms = await self.adapters.make_resident(digest, self._in_slots, self._scheduler.working, LoadReason.JOB)
+            owner, now = self.adapters.owner_of(digest), self.doors.clock.monotonic()
+            self._scheduler.loaded(digest, owner, round(load_ms), now)
         except NoSlot:
             await asyncio.sleep(TICK_S)
         except Unloadable as error:
@@ -195,12 +212,22 @@ class Worker:
         self._loading = False
         self._wake.set()
 
+    def _in_slots(self) -> frozenset[str]:
+        return self._scheduler.wanted() | self._running_digests()
+
     def _running_digests(self) -> frozenset[str]:
         return frozenset(run.entry.digest for run in self._runs.values())
 
-    def _spawn(self, entry: Entry, reason: FailedOutcome | None = None, problem: tuple[str, str] | None = None) -> None:
+    def _spawn(
+        self,
+        entry: Entry,
+        reason: FailedOutcome | None = None,
+        problem: tuple[str, str] | None = None,
+        start: Start | None = None,
+    ) -> None:
         lane, record = self.lanes.held(entry)
-        run = Run(entry=entry, lane=lane, carried=record.carried(), reason=reason, problem=problem)
+        run = Run(entry=entry, lane=lane, carried=record.carried(), reason=reason, problem=problem, start=start)
+        run.started_at = self.doors.clock.monotonic()
         self._runs[entry.request] = run
         self._tasks.create_task(self._execute(run))
 
@@ -221,7 +248,7 @@ class Worker:
         finally:
             if self._runs.get(run.entry.request) is run:
                 self._runs.pop(run.entry.request)
-                self._scheduler.ended(run.entry)
+                self._scheduler.ended(run.entry, run.usage.completion_tokens)
             self._wake.set()
             async with self._idle:
                 self._idle.notify_all()

@@ -10,6 +10,7 @@ from schemas.jobs import Outcome
 from schemas.metering import UsageRecorded
 from schemas.record import Identity
 from schemas.replies import FailedOutcome, FinishReason, JobCompleted, JobFailed, Receipt, Usage
+from schemas.service import Service
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class Execution:
     engine: str
     worker: str
     started_at_ms: int | None
+    service: Service | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ def usage_record(
         started_at_ms=execution.started_at_ms,
         ended_at_ms=now_ms,
         reply_hash=digest_of(reply.encode()),
+        service=execution.service,
     )
 
 

@@ -1,12 +1,139 @@
-"""Which adapter leaves its slot for another. Pure."""
+"""Which adapter leaves its slot for another. Pure: values in, one choice out.
 
-from collections.abc import Mapping, Set
+Inside one owner the adapter with the lowest hits per page, weighed by what its reload costs, goes first. Another
+owner's adapter is taken only as far as that owner holds more than its share, and never below its floor. Where nobody
+exceeds its share by a whole adapter, tenants take turns. One that is in use or wanted never leaves.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from schemas.audit import EvictReason
+
+# Hits are counted per page of resident bytes, so that a large adapter must be asked for more often to stay.
+PAGE_BYTES = 1 << 20
+HALF_LIFE_S = 60.0
+# Below this many hits an adapter was not asked for lately.
+IDLE_HITS = 0.05
+# The owner of what belongs to no tenant: a base's zero adapter.
+PLATFORM = ""
 
 
-def victim(last_used: Mapping[str, float], wanted: Set[str]) -> str | None:
-    """The resident digest that was used longest ago, among those that no open turn or running job needs.
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A tenant's part in the slots: its weight beside the others', and how many of its adapters nobody takes."""
 
-    None when all are needed: an adapter in use is never evicted.
+    weight: int = 100
+    floor: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resident:
+    """An adapter in a slot. The lowest score of an owner goes first; an idle one was not asked for lately."""
+
+    digest: str
+    owner: str
+    score: float
+    idle: bool = False
+
+    @classmethod
+    def measured(cls, digest: str, owner: str, size: int, hits: float, reload_ms: float) -> "Resident":
+        """Scored by expected reuse x reload cost / pages."""
+        pages = math.ceil(max(1, size) / PAGE_BYTES)
+        return cls(digest=digest, owner=owner, score=hits * reload_ms / pages, idle=hits < IDLE_HITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Who leaves, and why."""
+
+    digest: str
+    reason: EvictReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The slots and who has a part in them: the tenants with work now."""
+
+    count: int
+    residents: Sequence[Resident]
+    working: Mapping[str, Owner] = field(default_factory=dict)
+
+    def share(self, owner: str) -> float:
+        """Slots x weight / weights of the owners with work; nothing for one without."""
+        weights = sum(other.weight for other in self.working.values())
+        return self.count * self.working[owner].weight / weights if owner in self.working else 0.0
+
+    @property
+    def held(self) -> Counter[str]:
+        return Counter(resident.owner for resident in self.residents)
+
+
+def choose(newcomer: str, slots: Slots, free: Set[str], floors: Mapping[str, int] | None = None) -> Choice | None:
+    """Who leaves for an adapter of `newcomer`, or None: then it waits. `free` are those that may leave at all.
+
+    `floors` are of owners without work; those with work bring their own.
     """
-    free = {digest: used for digest, used in last_used.items() if digest not in wanted}
-    return min(free, key=lambda digest: (free[digest], digest), default=None)
+    held, candidates = slots.held, [resident for resident in slots.residents if resident.digest in free]
+    own = _lowest([resident for resident in candidates if resident.owner == newcomer])
+    if own is not None and own.idle:
+        return Choice(digest=own.digest, reason=EvictReason.IDLE)
+    below = held[newcomer] < slots.share(newcomer)
+    others = [
+        resident
+        for resident in candidates
+        if resident.owner != newcomer and held[resident.owner] > _floor(resident.owner, slots, floors)
+    ]
+    borrowed = _lowest([r for r in others if held[r.owner] - 1 >= slots.share(r.owner)]) if below else None
+    if borrowed is not None:
+        return Choice(digest=borrowed.digest, reason=EvictReason.RECLAIM_BORROWED)
+    if own is not None:
+        return Choice(digest=own.digest, reason=EvictReason.OWN_SHARE)
+    turn = _fullest(newcomer, slots, held, others)
+    return Choice(digest=turn.digest, reason=EvictReason.TURN) if turn is not None else None
+
+
+def _floor(owner: str, slots: Slots, floors: Mapping[str, int] | None) -> int:
+    return slots.working[owner].floor if owner in slots.working else (floors or {}).get(owner, 0)
+
+
+def _lowest(residents: Sequence[Resident]) -> Resident | None:
+    return min(residents, key=lambda resident: (resident.score, resident.digest), default=None)
+
+
+def _fullest(newcomer: str, slots: Slots, held: Counter[str], others: Sequence[Resident]) -> Resident | None:
+    """Of the owner that is fullest by its share, and at least as full as the newcomer would become.
+
+    Everybody is within a whole adapter of its share here, so that a slot changes hands for a while.
+    """
+    mine = slots.share(newcomer)
+    if not mine or held[newcomer] >= mine:
+        return None
+    would_be = (held[newcomer] + 1) / mine
+
+    def full(resident: Resident) -> float:
+        share = slots.share(resident.owner)
+        return held[resident.owner] / share if share else math.inf
+
+    able = [resident for resident in others if full(resident) >= would_be]
+    return min(able, key=lambda resident: (-full(resident), resident.score, resident.digest), default=None)
+
+
+@dataclass
+class Hits:
+    """How often each adapter was asked for, halved every HALF_LIFE_S. Time is an argument."""
+
+    _hits: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def hit(self, digest: str, now: float) -> None:
+        self._hits[digest] = (self.of(digest, now) + 1.0, now)
+
+    def of(self, digest: str, now: float) -> float:
+        hits, at = self._hits.get(digest, (0.0, now))
+        return float(hits * 0.5 ** ((now - at) / HALF_LIFE_S))
+
+    def forget(self, now: float) -> None:
+        """Drop what nobody asked for lately: versions come and go without end."""
+        self._hits = {digest: pair for digest, pair in self._hits.items() if self.of(digest, now) >= IDLE_HITS}

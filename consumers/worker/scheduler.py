@@ -5,18 +5,26 @@ empty; where others wait and it has been open for a quantum it drains: at most o
 idle that queued work could use, and no cold digest waits for ever (plain vLLM lets it: facts/vllm.md section 4).
 """
 
-from collections import deque
-from collections.abc import Collection, Iterator, Set
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from schemas.jobs import JobSubmitted, Route, tenant_job
+from consumers.worker.fair import Counters, LoadLimits, WaitClocks
+from consumers.worker.residency import PLATFORM, Owner, Resident, Slots, choose
+from ledger.fairness import cost
+from schemas.jobs import JobClass, JobSubmitted, Route, tenant_job
 from schemas.record import Coordinates
+from schemas.service import Batch, Residency, WaitReason
 
 # How long a digest may start jobs while another waits for its place.
 QUANTUM_S = 1.0
 # One job more than rows for so many rows: an engine has the next one at hand when a row gets free, instead of a step or
 # two without it while that one begins.
 ROWS_PER_SPARE = 8
+# A job whose deadline is this near goes first.
+URGENT_S = 2.0
+# Batch jobs start behind interactive ones, but not behind those that came so much later.
+BATCH_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +38,36 @@ class Entry:
     expires_at: float
     # A job whose executions ended in two crashes runs with nothing beside it that it could take down.
     alone: bool = False
+    # Whose adapter it runs under: its tenant's, or the platform's.
+    owner: str = PLATFORM
+    # Where that was when the job came.
+    residency: Residency = Residency.COLD
 
     @property
     def digest(self) -> str:
         return self.route.identity.adapter
 
     @property
+    def tenant(self) -> str:
+        return self.route.identity.tenant
+
+    @property
     def name(self) -> str:
-        return tenant_job(self.route.identity.tenant, self.route.job_id)
+        return tenant_job(self.tenant, self.route.job_id)
+
+    def charge(self, weight: int) -> int:
+        """What it may cost its tenant."""
+        return cost(self.route.limits.prompt_tokens, self.route.limits.tokens_max, 0, weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """An entry that starts now: what it waited for, the company it starts in, and the load that it caused."""
+
+    entry: Entry
+    waited_for: WaitReason
+    batch: Batch
+    load_ms: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +75,23 @@ class Plan:
     """What to do now. `load` needs a free slot; which digest leaves for it is residency's choice."""
 
     load: str | None = None
-    start: tuple[Entry, ...] = ()
+    start: tuple[Start, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What the registry says of a tenant's part in this worker."""
+
+    weight: int = 100
+    floor: int = 0
+    #: Loads from the store in a minute; None where nothing limits them.
+    loads_per_minute: int | None = None
 
 
 @dataclass(kw_only=True)
 class _Turn:
     opened_at: float
+    owner: str
     draining: bool = False
 
 
@@ -61,15 +102,27 @@ class Scheduler:
     open_max: int
     rows: int
     quantum_s: float = QUANTUM_S
+    # By tenant; one that is not here has the default part.
+    parts: Mapping[str, Part] = field(default_factory=dict)
     _queues: dict[str, deque[Entry]] = field(default_factory=dict)
     _running: dict[Coordinates, Entry] = field(default_factory=dict)
     _turns: dict[str, _Turn] = field(default_factory=dict)
+    _counters: Counters = field(default_factory=Counters)
+    _clocks: WaitClocks = field(default_factory=WaitClocks)
+    _limits: LoadLimits = field(default_factory=LoadLimits)
+    # Readings of the clocks when each waiting job came, and the time of a load for the job that caused it.
+    _came: dict[Coordinates, Counter[WaitReason]] = field(default_factory=dict)
+    _load_ms: dict[str, int] = field(default_factory=dict)
+    _charged_ms: dict[Coordinates, int] = field(default_factory=dict)
+    _batches: int = 0
 
     def add(self, entry: Entry) -> None:
+        self._arrive(entry)
         self._queues.setdefault(entry.digest, deque()).append(entry)
 
     def add_first(self, entry: Entry) -> None:
         """Back to the head of its queue: it was started already."""
+        self._arrive(entry)
         self._queues.setdefault(entry.digest, deque()).appendleft(entry)
 
     def withdraw(self, unwanted: Collection[Entry]) -> None:
@@ -78,12 +131,21 @@ class Scheduler:
             queue = self._queues.get(entry.digest)
             if queue is not None and entry in queue:
                 queue.remove(entry)
+            self._came.pop(entry.request, None)
 
     def started(self, entry: Entry) -> None:
         self._running[entry.request] = entry
 
-    def ended(self, entry: Entry) -> None:
-        self._running.pop(entry.request, None)
+    def ended(self, entry: Entry, completion_tokens: int = 0) -> None:
+        if self._running.pop(entry.request, None) is not None:
+            load_ms = self._charged_ms.pop(entry.request, 0)
+            weight = self._part(entry.tenant).weight
+            self._counters.ended(entry.tenant, entry.route.limits, weight, completion_tokens, load_ms)
+
+    def loaded(self, digest: str, owner: str, load_ms: int, now: float) -> None:
+        """A load is over: the first job of its queue caused it."""
+        self._limits.loaded(owner, now)
+        self._load_ms[digest] = load_ms
 
     @property
     def queued(self) -> Iterator[Entry]:
@@ -104,14 +166,42 @@ class Scheduler:
         """Digests that are open: residency must not evict them."""
         return frozenset(self._turns)
 
+    def working(self) -> dict[str, Owner]:
+        """Owners of adapters that jobs wait for or run under, with their parts."""
+        owners = {entry.owner for entry in (*self.queued, *self._running.values())}
+        return {name: Owner(weight=self._part(name).weight, floor=self._part(name).floor) for name in owners}
+
     def plan(self, now: float, resident: Set[str]) -> Plan:
         """Open and close turns, then say what to load and what to start."""
         self._queues = {digest: queue for digest, queue in self._queues.items() if queue}
+        self._clocks.pass_to(now, {digest: self._held_up_by(digest, resident, now) for digest in self._queues})
         self._close_turns()
-        self._drain_one(now)
-        self._open_turns(now)
+        self._drain_one(now, resident)
+        self._open_turns(now, resident)
         missing = [digest for digest in self._turns if digest not in resident]
-        return Plan(load=missing[0] if missing else None, start=tuple(self._startable(resident)))
+        entries = tuple(self._startable(now, resident))
+        return Plan(load=missing[0] if missing else None, start=self._starts(entries))
+
+    def _part(self, tenant: str) -> Part:
+        return self.parts.get(tenant) or Part()
+
+    def _arrive(self, entry: Entry) -> None:
+        working = {other.tenant for other in (*self.queued, *self._running.values())}
+        if entry.tenant not in working:
+            self._counters.arrived(entry.tenant, working)
+        self._came[entry.request] = self._clocks.reading(entry.digest)
+
+    def _held_up_by(self, digest: str, resident: Set[str], now: float) -> WaitReason:
+        turn = self._turns.get(digest)
+        if turn is None and digest not in resident and not self._may_load(digest, now):
+            return WaitReason.QUOTA
+        if turn is None or turn.draining:
+            return WaitReason.SLOT
+        return WaitReason.QUEUE if digest in resident else WaitReason.LOAD
+
+    def _may_load(self, digest: str, now: float) -> bool:
+        owner = self._queues[digest][0].owner
+        return self._limits.allows(owner, self._part(owner).loads_per_minute, now)
 
     def _close_turns(self) -> None:
         for digest in list(self._turns):
@@ -119,25 +209,54 @@ class Scheduler:
             if not busy and (self._turns[digest].draining or digest not in self._queues):
                 del self._turns[digest]
 
-    def _drain_one(self, now: float) -> None:
+    def _waiting(self, now: float, resident: Set[str]) -> list[str]:
+        """Digests without a turn that may have one: those of the owners that are emptiest by their share first."""
+        held = Counter(turn.owner for turn in self._turns.values())
+        waiting = [d for d in self._queues if d not in self._turns and (d in resident or self._may_load(d, now))]
+
+        def order(digest: str) -> tuple[float, float]:
+            head = self._queues[digest][0]
+            return held[head.owner] / self._part(head.owner).weight, head.queued_at
+
+        return sorted(waiting, key=order)
+
+    def _drain_one(self, now: float, resident: Set[str]) -> None:
         """Only under contention, only one, only after its quantum: draining more starves the batch."""
-        full = len(self._turns) >= self.open_max
-        contended = any(digest not in self._turns for digest in self._queues)
-        if not (full and contended) or any(turn.draining for turn in self._turns.values()):
+        if len(self._turns) < self.open_max or any(turn.draining for turn in self._turns.values()):
             return
-        digest, turn = min(self._turns.items(), key=lambda item: item[1].opened_at)
-        if now - turn.opened_at >= self.quantum_s:
-            turn.draining = True
-            if not self.in_use(digest):
-                del self._turns[digest]
+        over = {digest for digest, turn in self._turns.items() if now - turn.opened_at >= self.quantum_s}
+        residents = [
+            Resident(digest=digest, owner=turn.owner, score=turn.opened_at) for digest, turn in self._turns.items()
+        ]
+        slots = Slots(count=self.open_max, residents=residents, working=self.working())
+        for digest in self._waiting(now, resident) if over else ():
+            choice = choose(self._queues[digest][0].owner, slots, over)
+            if choice is not None:
+                self._turns[choice.digest].draining = True
+                if not self.in_use(choice.digest):
+                    del self._turns[choice.digest]
+                return
 
-    def _open_turns(self, now: float) -> None:
-        waiting = sorted((d for d in self._queues if d not in self._turns), key=lambda d: self._queues[d][0].queued_at)
-        for digest in waiting[: max(0, self.open_max - len(self._turns))]:
-            self._turns[digest] = _Turn(opened_at=now)
+    def _open_turns(self, now: float, resident: Set[str]) -> None:
+        while len(self._turns) < self.open_max and (waiting := self._waiting(now, resident)):
+            self._turns[waiting[0]] = _Turn(opened_at=now, owner=self._queues[waiting[0]][0].owner)
 
-    def _startable(self, resident: Set[str]) -> Iterator[Entry]:
-        """Heads of open, resident queues, oldest first, while rows are free and a few are at hand."""
+    def _starts(self, entries: tuple[Entry, ...]) -> tuple[Start, ...]:
+        company = [*self._running.values(), *entries]
+        if entries:
+            self._batches += 1
+        batch = Batch(number=self._batches, rows=len(company), adapters=len({entry.digest for entry in company}))
+        starts = []
+        for entry in entries:
+            load_ms = self._load_ms.pop(entry.digest, 0)
+            self._charged_ms[entry.request] = load_ms
+            self._counters.started(entry.tenant, entry.route.limits, self._part(entry.tenant).weight)
+            waited_for = self._clocks.longest_since(entry.digest, self._came.get(entry.request, Counter()))
+            starts.append(Start(entry=entry, waited_for=waited_for, batch=batch, load_ms=load_ms))
+        return tuple(starts)
+
+    def _startable(self, now: float, resident: Set[str]) -> Iterator[Entry]:
+        """Heads of open, resident queues while rows are free and a few are at hand: the least served tenant's first."""
         places = self.rows + self.rows // ROWS_PER_SPARE
         room = places - len(self._running)
         heads = {
@@ -148,8 +267,10 @@ class Scheduler:
         next_of = {digest: next(entries) for digest, entries in heads.items()}
         if any(entry.alone for entry in self._running.values()):
             return
+        # What starts now counts at once, so that one tenant does not take all the room of one plan.
+        taken: Counter[str] = Counter()
         while room > 0 and next_of:
-            digest = min(next_of, key=lambda d: next_of[d].queued_at)
+            digest = min(next_of, key=lambda d: self._order(next_of[d], now, taken))
             entry = next_of.pop(digest)
             if entry.alone:
                 if room == places:
@@ -157,6 +278,14 @@ class Scheduler:
                 return
             yield entry
             room -= 1
+            taken[entry.tenant] += entry.charge(self._part(entry.tenant).weight)
             following = next(heads[digest], None)
             if following is not None:
                 next_of[digest] = following
+
+    def _order(self, entry: Entry, now: float, taken: Counter[str]) -> tuple[bool, bool, int, int, float]:
+        """Near its deadline; interactive, or waiting for long; by its tenant's counter and rows; by its arrival."""
+        patient = entry.route.job_class is JobClass.BATCH and now - entry.queued_at < BATCH_WAIT_S
+        counter = self._counters.of(entry.tenant) + taken[entry.tenant]
+        rows = sum(other.tenant == entry.tenant for other in self._running.values())
+        return entry.expires_at - now > URGENT_S, patient, counter, rows, entry.queued_at
