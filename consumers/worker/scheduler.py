@@ -21,6 +21,10 @@ QUANTUM_S = 1.0
 # One job more than rows for so many rows: an engine has the next one at hand when a row gets free, instead of a step or
 # two without it while that one begins.
 ROWS_PER_SPARE = 8
+# Of the rows, so many are lent to nobody while a tenant that had work lately is below its part: its next job starts at
+# once, where it would wait for a whole job of another's otherwise.
+ROWS_PER_KEPT = 8
+LATELY_S = 10.0
 # A job whose deadline is this near goes first.
 URGENT_S = 2.0
 # Batch jobs start behind interactive ones, but not behind those that came so much later.
@@ -88,6 +92,26 @@ class Part:
     loads_per_minute: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The engine's rows, who runs in how many of them, and the weights of the tenants that had work lately."""
+
+    count: int
+    running: Counter[str]
+    weights: Mapping[str, int]
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether one more job of a tenant may start. Within its part: in any free row, and a few at hand."""
+        places = self.count + self.count // ROWS_PER_SPARE
+        if self._below(tenant) or not any(self._below(other) for other in self.weights if other != tenant):
+            return self.running.total() < places
+        return self.running.total() < self.count - self.count // ROWS_PER_KEPT
+
+    def _below(self, tenant: str) -> bool:
+        weights = sum(self.weights.values())
+        return self.running[tenant] < self.count * self.weights.get(tenant, 0) / weights if weights else False
+
+
 @dataclass(kw_only=True)
 class _Turn:
     opened_at: float
@@ -115,6 +139,8 @@ class Scheduler:
     _load_ms: dict[str, int] = field(default_factory=dict)
     _charged_ms: dict[Coordinates, int] = field(default_factory=dict)
     _batches: int = 0
+    # When each tenant last had work here.
+    _seen: dict[str, float] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         self._arrive(entry)
@@ -257,35 +283,43 @@ class Scheduler:
 
     def _startable(self, now: float, resident: Set[str]) -> Iterator[Entry]:
         """Heads of open, resident queues while rows are free and a few are at hand: the least served tenant's first."""
-        places = self.rows + self.rows // ROWS_PER_SPARE
-        room = places - len(self._running)
-        heads = {
-            digest: iter(tuple(self._queues[digest]))
+        if any(entry.alone for entry in self._running.values()):
+            return
+        rows = Rows(
+            count=self.rows,
+            running=Counter(entry.tenant for entry in self._running.values()),
+            weights={tenant: self._part(tenant).weight for tenant in self._lately(now)},
+        )
+        queues = {
+            digest: deque(self._queues[digest])
             for digest, turn in self._turns.items()
             if digest in resident and not turn.draining and digest in self._queues
         }
-        next_of = {digest: next(entries) for digest, entries in heads.items()}
-        if any(entry.alone for entry in self._running.values()):
-            return
         # What starts now counts at once, so that one tenant does not take all the room of one plan.
         taken: Counter[str] = Counter()
-        while room > 0 and next_of:
-            digest = min(next_of, key=lambda d: self._order(next_of[d], now, taken))
-            entry = next_of.pop(digest)
+        while queues:
+            digest = min(queues, key=lambda d: self._order(queues[d][0], now, taken, rows))
+            entry = queues[digest].popleft()
             if entry.alone:
-                if room == places:
+                if not rows.running:
                     yield entry
                 return
-            yield entry
-            room -= 1
-            taken[entry.tenant] += entry.charge(self._part(entry.tenant).weight)
-            following = next(heads[digest], None)
-            if following is not None:
-                next_of[digest] = following
+            if not queues[digest] or not rows.has_room(entry.tenant):
+                del queues[digest]
+            if rows.has_room(entry.tenant):
+                yield entry
+                rows.running[entry.tenant] += 1
+                taken[entry.tenant] += entry.charge(self._part(entry.tenant).weight)
 
-    def _order(self, entry: Entry, now: float, taken: Counter[str]) -> tuple[bool, bool, int, int, float]:
+    def _lately(self, now: float) -> list[str]:
+        """Tenants that have work here, or had some lately."""
+        for entry in (*self.queued, *self._running.values()):
+            self._seen[entry.tenant] = now
+        self._seen = {tenant: at for tenant, at in self._seen.items() if now - at < LATELY_S}
+        return list(self._seen)
+
+    def _order(self, entry: Entry, now: float, taken: Counter[str], rows: "Rows") -> tuple[bool, bool, int, int, float]:
         """Near its deadline; interactive, or waiting for long; by its tenant's counter and rows; by its arrival."""
         patient = entry.route.job_class is JobClass.BATCH and now - entry.queued_at < BATCH_WAIT_S
         counter = self._counters.of(entry.tenant) + taken[entry.tenant]
-        rows = sum(other.tenant == entry.tenant for other in self._running.values())
-        return entry.expires_at - now > URGENT_S, patient, counter, rows, entry.queued_at
+        return entry.expires_at - now > URGENT_S, patient, counter, rows.running[entry.tenant], entry.queued_at

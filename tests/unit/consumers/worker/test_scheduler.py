@@ -167,6 +167,20 @@ def test_the_tenant_that_was_served_least_starts_next() -> None:
     assert following.tenant == "calm"
 
 
+def test_a_few_rows_are_kept_for_a_tenant_that_had_work_lately() -> None:
+    scheduler, resident = Scheduler(open_max=2, rows=16), {DIGESTS[0], DIGESTS[1]}
+    scheduler.add(of_tenant("calm", DIGESTS[1]))
+    (calm,) = start(scheduler, 0.0, resident)
+    scheduler.ended(calm)
+    for number in range(40):
+        scheduler.add(of_tenant("flood", DIGESTS[0], queued_at=number))
+    assert len(start(scheduler, 1.0, resident)) == 14
+    scheduler.add(of_tenant("calm", DIGESTS[1], queued_at=2.0))
+    assert [e.tenant for e in start(scheduler, 2.0, resident)] == ["calm"]
+    scheduler.ended(next(e for e in scheduler.running if e.tenant == "calm"))
+    assert len(start(scheduler, 30.0, resident)) == 4, "and not for one that went away"
+
+
 def test_a_tenant_that_comes_back_brings_no_credit() -> None:
     scheduler, resident = Scheduler(open_max=2, rows=2), {DIGESTS[0], DIGESTS[1]}
     for number in range(30):
