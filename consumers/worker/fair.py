@@ -1,5 +1,6 @@
 """Whose job starts next in this worker, and what each job waited for. Pure: it is told the time."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,12 @@ from schemas.jobs import Limits
 from schemas.service import WaitReason
 
 WINDOW_S = 60.0
+DEMAND_HALF_S = 5.0
+# A tenant whose demand has faded below this has no work here any more.
+DEMAND_MIN = 0.25
+# One job more than rows for so many rows: an engine has the next one at hand when a row gets free, instead of a step or
+# two without it while that one begins.
+ROWS_PER_SPARE = 8
 
 
 @dataclass
@@ -35,6 +42,51 @@ class Counters:
         used = cost(limits.prompt_tokens, completion_tokens, load_ms, weight)
         held = cost(limits.prompt_tokens, limits.tokens_max, 0, weight)
         self._counters[tenant] = max(0, self.of(tenant) + used - held)
+
+
+@dataclass
+class Demands:
+    """How many jobs each tenant had here at once lately: the most, halved every DEMAND_HALF_S."""
+
+    _peaks: dict[TenantId, tuple[float, float]] = field(default_factory=dict)
+
+    def at(self, now: float, wanted: Mapping[TenantId, int]) -> dict[TenantId, int]:
+        """By tenant, with what each has now. One whose last job is long over is forgotten."""
+        for tenant in self._peaks.keys() | wanted.keys():
+            peak, since = self._peaks.get(tenant, (0.0, now))
+            faded = peak * 0.5 ** ((now - since) / DEMAND_HALF_S)
+            self._peaks[tenant] = (max(faded, wanted.get(tenant, 0)), now)
+        self._peaks = {tenant: pair for tenant, pair in self._peaks.items() if pair[0] >= DEMAND_MIN}
+        return {tenant: math.ceil(peak) for tenant, (peak, _) in self._peaks.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The engine's rows, who runs in how many of them, and the weights and demands of tenants with work lately."""
+
+    count: int
+    running: Counter[TenantId]
+    weights: Mapping[TenantId, int]
+    demands: Mapping[TenantId, int]
+
+    def has_room(self, tenant: TenantId) -> bool:
+        """Whether one more job of a tenant may start.
+
+        Within its part in any free row, and a few at hand. Beyond it, rows that others below their parts had use for
+        lately are left to them: their next jobs start at once, and need not wait for a whole job of another's.
+        """
+        total = self.running.total()
+        kept = sum(self._kept(other) for other in self.weights if other != tenant)
+        if not kept or self.running[tenant] < self._part(tenant):
+            return total < self.count + self.count // ROWS_PER_SPARE
+        return total < self.count - kept
+
+    def _part(self, tenant: TenantId) -> float:
+        return self.count * self.weights.get(tenant, 0) / sum(self.weights.values()) if self.weights else 0.0
+
+    def _kept(self, tenant: TenantId) -> int:
+        """One more than it had lately, up to its part."""
+        return max(0, min(math.floor(self._part(tenant)), self.demands.get(tenant, 0) + 1) - self.running[tenant])
 
 
 @dataclass

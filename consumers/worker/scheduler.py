@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from consumers.worker.fair import Counters, LoadLimits, WaitClocks
+from consumers.worker.fair import Counters, Demands, LoadLimits, Rows, WaitClocks
 from consumers.worker.residency import PLATFORM, Owner, Resident, Slots, choose
 from ledger.fairness import cost
 from schemas.jobs import JobClass, JobSubmitted, Route, tenant_job
@@ -18,13 +18,6 @@ from schemas.service import Batch, Residency, WaitReason
 
 # How long a digest may start jobs while another waits for its place.
 QUANTUM_S = 1.0
-# One job more than rows for so many rows: an engine has the next one at hand when a row gets free, instead of a step or
-# two without it while that one begins.
-ROWS_PER_SPARE = 8
-# Of the rows, so many are lent to nobody while a tenant that had work lately is below its part: its next job starts at
-# once, where it would wait for a whole job of another's otherwise.
-ROWS_PER_KEPT = 8
-LATELY_S = 10.0
 # A job whose deadline is this near goes first.
 URGENT_S = 2.0
 # Batch jobs start behind interactive ones, but not behind those that came so much later.
@@ -92,26 +85,6 @@ class Part:
     loads_per_minute: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """The engine's rows, who runs in how many of them, and the weights of the tenants that had work lately."""
-
-    count: int
-    running: Counter[str]
-    weights: Mapping[str, int]
-
-    def has_room(self, tenant: str) -> bool:
-        """Whether one more job of a tenant may start. Within its part: in any free row, and a few at hand."""
-        places = self.count + self.count // ROWS_PER_SPARE
-        if self._below(tenant) or not any(self._below(other) for other in self.weights if other != tenant):
-            return self.running.total() < places
-        return self.running.total() < self.count - self.count // ROWS_PER_KEPT
-
-    def _below(self, tenant: str) -> bool:
-        weights = sum(self.weights.values())
-        return self.running[tenant] < self.count * self.weights.get(tenant, 0) / weights if weights else False
-
-
 @dataclass(kw_only=True)
 class _Turn:
     opened_at: float
@@ -139,8 +112,7 @@ class Scheduler:
     _load_ms: dict[str, int] = field(default_factory=dict)
     _charged_ms: dict[Coordinates, int] = field(default_factory=dict)
     _batches: int = 0
-    # When each tenant last had work here.
-    _seen: dict[str, float] = field(default_factory=dict)
+    _demands: Demands = field(default_factory=Demands)
 
     def add(self, entry: Entry) -> None:
         self._arrive(entry)
@@ -285,11 +257,7 @@ class Scheduler:
         """Heads of open, resident queues while rows are free and a few are at hand: the least served tenant's first."""
         if any(entry.alone for entry in self._running.values()):
             return
-        rows = Rows(
-            count=self.rows,
-            running=Counter(entry.tenant for entry in self._running.values()),
-            weights={tenant: self._part(tenant).weight for tenant in self._lately(now)},
-        )
+        rows = self._rows(now)
         queues = {
             digest: deque(self._queues[digest])
             for digest, turn in self._turns.items()
@@ -311,14 +279,14 @@ class Scheduler:
                 rows.running[entry.tenant] += 1
                 taken[entry.tenant] += entry.charge(self._part(entry.tenant).weight)
 
-    def _lately(self, now: float) -> list[str]:
-        """Tenants that have work here, or had some lately."""
-        for entry in (*self.queued, *self._running.values()):
-            self._seen[entry.tenant] = now
-        self._seen = {tenant: at for tenant, at in self._seen.items() if now - at < LATELY_S}
-        return list(self._seen)
+    def _rows(self, now: float) -> Rows:
+        running = Counter(entry.tenant for entry in self._running.values())
+        wanted = running + Counter(entry.tenant for entry in self.queued)
+        demands = self._demands.at(now, wanted)
+        weights = {tenant: self._part(tenant).weight for tenant in demands}
+        return Rows(count=self.rows, running=running, weights=weights, demands=demands)
 
-    def _order(self, entry: Entry, now: float, taken: Counter[str], rows: "Rows") -> tuple[bool, bool, int, int, float]:
+    def _order(self, entry: Entry, now: float, taken: Counter[str], rows: Rows) -> tuple[bool, bool, int, int, float]:
         """Near its deadline; interactive, or waiting for long; by its tenant's counter and rows; by its arrival."""
         patient = entry.route.job_class is JobClass.BATCH and now - entry.queued_at < BATCH_WAIT_S
         counter = self._counters.of(entry.tenant) + taken[entry.tenant]

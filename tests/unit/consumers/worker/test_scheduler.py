@@ -167,18 +167,21 @@ def test_the_tenant_that_was_served_least_starts_next() -> None:
     assert following.tenant == "calm"
 
 
-def test_a_few_rows_are_kept_for_a_tenant_that_had_work_lately() -> None:
+def test_rows_that_a_tenant_had_use_for_lately_are_kept_for_it() -> None:
     scheduler, resident = Scheduler(open_max=2, rows=16), {DIGESTS[0], DIGESTS[1]}
-    scheduler.add(of_tenant("calm", DIGESTS[1]))
-    (calm,) = start(scheduler, 0.0, resident)
-    scheduler.ended(calm)
+    for _ in range(3):
+        scheduler.add(of_tenant("calm", DIGESTS[1]))
+    for calm in start(scheduler, 0.0, resident):
+        scheduler.ended(calm)
     for number in range(40):
         scheduler.add(of_tenant("flood", DIGESTS[0], queued_at=number))
-    assert len(start(scheduler, 1.0, resident)) == 14
-    scheduler.add(of_tenant("calm", DIGESTS[1], queued_at=2.0))
-    assert [e.tenant for e in start(scheduler, 2.0, resident)] == ["calm"]
-    scheduler.ended(next(e for e in scheduler.running if e.tenant == "calm"))
-    assert len(start(scheduler, 30.0, resident)) == 4, "and not for one that went away"
+    assert len(start(scheduler, 0.0, resident)) == 16 - 4
+    for _ in range(3):
+        scheduler.add(of_tenant("calm", DIGESTS[1], queued_at=1.0))
+    assert [e.tenant for e in start(scheduler, 1.0, resident)] == ["calm"] * 3
+    for calm in [e for e in scheduler.running if e.tenant == "calm"]:
+        scheduler.ended(calm)
+    assert len(start(scheduler, 60.0, resident)) == 6, "and not for one that went away"
 
 
 def test_a_tenant_that_comes_back_brings_no_credit() -> None:
