@@ -14,6 +14,8 @@ WINDOW_S = 60.0
 DEMAND_HALF_S = 5.0
 # A tenant whose demand has faded below this has no work here any more.
 DEMAND_MIN = 0.25
+# So many times its part is what a tenant may want for a moment without being held back.
+GREEDY = 2
 # One job more than rows for so many rows: an engine has the next one at hand when a row gets free, instead of a step or
 # two without it while that one begins.
 ROWS_PER_SPARE = 8
@@ -72,12 +74,13 @@ class Rows:
     def has_room(self, tenant: TenantId) -> bool:
         """Whether one more job of a tenant may start.
 
-        Within its part in any free row, and a few at hand. Beyond it, rows that others below their parts had use for
-        lately are left to them: their next jobs start at once, and need not wait for a whole job of another's.
+        Any free row, and a few at hand. But one that wants far more than its part leaves the rows to others that they
+        had use for lately, up to their parts: their next jobs start at once, where they would wait for a whole job of
+        this one's otherwise.
         """
-        total = self.running.total()
+        total, part = self.running.total(), self._part(tenant)
         kept = sum(self._kept(other) for other in self.weights if other != tenant)
-        if not kept or self.running[tenant] < self._part(tenant):
+        if not kept or self.running[tenant] < part or self.demands.get(tenant, 0) <= GREEDY * part:
             return total < self.count + self.count // ROWS_PER_SPARE
         return total < self.count - kept
 
