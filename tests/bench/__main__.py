@@ -19,7 +19,7 @@ from infra.redis import connect
 from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
-from tests.bench import pipeline, real, router
+from tests.bench import burst, pipeline, real, router
 from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
 from tests.bench.loads import Load
@@ -30,6 +30,7 @@ PROMPT = "Say something about the weather in one sentence."
 FULL = (Effort(jobs=12_000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
 QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, share=0.5, saturating=128))
 REAL = Load(prompt=PROMPT, tokens=32, jobs=20, share=0.4, saturating=32)
+BURST_S, BURST_QUICK_S = 120.0, 5.0
 BEGAN = monotonic()
 
 
@@ -88,12 +89,16 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         async with watched("router", say):
             figures = await router.measure(stack, effort, say)
         found += _show(figures, names)
-    if sections & {"pipeline", "real"}:
+    if sections & {"pipeline", "burst", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
         await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
     if "pipeline" in sections:
         async with watched("pipeline", say):
             figures = await pipeline.measure(stack, load, say)
+        found += _show(figures, names)
+    if "burst" in sections:
+        async with watched("burst", say):
+            figures = await burst.measure(stack, BURST_QUICK_S if quick else BURST_S, say)
         found += _show(figures, names)
     if "real" in sections:
         async with watched("real", say):

@@ -23,7 +23,7 @@ def test_a_quick_run_prints_one_line_per_figure(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert all(LINE.fullmatch(line) for line in lines), lines
-    expected = [*SECTIONS["router"], *SECTIONS["pipeline"]]
+    expected = [*SECTIONS["router"], *SECTIONS["pipeline"], *SECTIONS["burst"]]
     assert [line.split()[0] for line in lines] == expected
     assert [figure["name"] for figure in json.loads(file.read_text())] == expected
 

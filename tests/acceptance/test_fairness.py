@@ -1,0 +1,73 @@
+"""A flood of one tenant through the whole pipeline: what it costs the others, with one router and with two."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+
+import pytest
+
+from infra.launch.plan import StackOptions
+from infra.launch.stack import Stack, running_stack
+from infra.settings import EngineSettings
+from producers.client import JobClient
+from schemas.jobs import JobClass, Parameters
+from schemas.replies import JobCompleted
+from schemas.topics import Role
+from tests.bench import burst
+from tests.world import make_world_on
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Long enough for the engine to be full of the flood many times over.
+SECONDS = 12.0
+RATIO_MAX = 1.5
+TENANTS = [f"fair-{number}" for number in range(20)]
+JOBS_EACH = 4
+TOKENS = 16
+ANSWER_S = 120.0
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = StackOptions(home=tmp_path_factory.mktemp("fair"), router=True, settler=True, orderly=False)
+    with running_stack(options) as stack:
+        yield stack
+
+
+async def test_a_flood_of_one_tenant_refuses_nobody_else_and_moves_their_slowest_jobs_little(fair: Stack) -> None:
+    ratio, _ = await burst.measure(fair, SECONDS, print)
+    assert ratio.value <= RATIO_MAX
+
+
+async def test_the_same_with_two_routers(fair: Stack) -> None:
+    second = await asyncio.to_thread(fair.start, "router-2", Role.ROUTER)
+    try:
+        ratio, _ = await burst.measure(fair, SECONDS, print)
+    finally:
+        await asyncio.to_thread(second.stop)
+    assert ratio.value <= RATIO_MAX
+
+
+async def test_twenty_tenants_on_four_slots_are_each_served(fair: Stack) -> None:
+    """All at once, each with an adapter of its own: nobody starves, and nobody is far ahead."""
+    for tenant in TENANTS:
+        await asyncio.to_thread(fair.add_tenant, tenant)
+    engine: EngineSettings = burst.ENGINE.model_copy(update={"rows": 8})
+    pool = f"fair-{next(_names)}"
+    async with AsyncExitStack() as opened:
+        await opened.enter_async_context(make_world_on(fair, pool, dict.fromkeys(TENANTS, ("a",))))
+        worker = await asyncio.to_thread(lambda: fair.start_engine("worker-fair", engine=engine, pool=pool))
+        opened.push_async_callback(asyncio.to_thread, worker.stop)
+        clients = [await opened.enter_async_context(JobClient(fair.kafka(name), name)) for name in TENANTS]
+        jobs = [
+            await client.submit(
+                alias="a", prompt="Go on.", job_class=JobClass.BATCH, parameters=Parameters(max_tokens=TOKENS)
+            )
+            for _ in range(JOBS_EACH)
+            for client in clients
+        ]
+        async with asyncio.timeout(ANSWER_S):
+            replies = [await job.result() for job in jobs]
+    assert all(isinstance(reply, JobCompleted) for reply in replies)
