@@ -125,15 +125,6 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
             if lane.partition in self._consumer.assignment():
                 self._consumer.resume(lane.partition)
 
-    def is_paused(self, lane: Lane) -> bool:
-        return lane.partition in self._paused
-
-    def rewind(self, lane: Lane, offset: int) -> None:
-        """Hand out a lane's records again from an offset on."""
-        lane.next = offset
-        if lane.partition in self.lanes and lane.partition in self._consumer.assignment():
-            self._consumer.seek(lane.partition, offset)
-
     async def commit(self, lane: Lane, offset: int) -> None:
         """Commit an input offset where nothing is appended with it. Raises LaneLost after a rebalance."""
         try:
