@@ -76,6 +76,12 @@ async def measure(stack: Stack, seconds: float, say: Say) -> list[Figure]:
         opened.push_async_callback(asyncio.to_thread, worker.stop)
         clients = await _clients(opened, stack, (FLOODER, *OTHERS))
         compared = await compare(clients, seconds, say)
+    for name, latencies in (("alone", compared.quiet), ("beside the flood", compared.beside)):
+        first, end = ([getattr(latency, key) for latency in latencies] for key in ("first_token_s", "end_s"))
+        say(
+            f"{POOL}: {name}: first token p50 {quantile(first, 0.5):.3f} s, p99 {quantile(first, 0.99):.3f} s; "
+            f"end p50 {quantile(end, 0.5):.3f} s, p99 {quantile(end, 0.99):.3f} s, of {len(latencies)} jobs"
+        )
     say(f"{POOL}: of the flood {compared.flood_done} of {compared.flood_tried} jobs ran")
     say(f"{POOL}: of the others' jobs {compared.refused} were refused")
     return [compared.ratio("end_s"), compared.ratio("first_token_s")]
