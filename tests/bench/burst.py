@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from infra.launch.stack import Stack
 from infra.settings import EngineSettings
 from producers.client import JobClient
 from schemas.jobs import JobClass, Parameters
+from schemas.metering import UsageRecorded
 from schemas.replies import JobCompleted
+from schemas.topics import METERING
 from tests.bench.children import Say
 from tests.bench.figures import Figure, quantile
+from tests.bench.records import records_since
 from tests.world import make_world_on
 
 POOL = "bench-burst"
@@ -75,7 +79,9 @@ async def measure(stack: Stack, seconds: float, say: Say) -> list[Figure]:
         worker = await asyncio.to_thread(lambda: stack.start_engine("worker-burst", engine=ENGINE, pool=POOL))
         opened.push_async_callback(asyncio.to_thread, worker.stop)
         clients = await _clients(opened, stack, (FLOODER, *OTHERS))
-        compared = await compare(clients, seconds, say)
+        async with records_since(stack, (METERING,)) as found:
+            compared = await compare(clients, seconds, say)
+            _say_what_was_waited_for(await found(UsageRecorded), say)
     for name, latencies in (("alone", compared.quiet), ("beside the flood", compared.beside)):
         first, end = ([getattr(latency, key) for latency in latencies] for key in ("first_token_s", "end_s"))
         say(
@@ -85,6 +91,16 @@ async def measure(stack: Stack, seconds: float, say: Say) -> list[Figure]:
     say(f"{POOL}: of the flood {compared.flood_done} of {compared.flood_tried} jobs ran")
     say(f"{POOL}: of the others' jobs {compared.refused} were refused")
     return [compared.ratio("end_s"), compared.ratio("first_token_s")]
+
+
+def _say_what_was_waited_for(usages: Sequence[UsageRecorded], say: Say) -> None:
+    served = [usage.service for usage in usages if usage.service is not None and usage.identity.tenant in OTHERS]
+    reasons = Counter(service.waited_for.value for service in served)
+    queued = [float(service.queue_ms) for service in served]
+    say(
+        f"{POOL}: the others in the worker: queued p50 {quantile(queued, 0.5):.0f} ms, "
+        f"p99 {quantile(queued, 0.99):.0f} ms; waited for {dict(reasons)}"
+    )
 
 
 async def _clients(opened: AsyncExitStack, stack: Stack, tenants: Sequence[str]) -> dict[str, JobClient]:
