@@ -19,9 +19,10 @@ from infra.redis import connect
 from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
-from tests.bench import burst, pipeline, real, router
+from tests.bench import burst, ledger, pipeline, real, router
 from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
+from tests.bench.ledger import Calls
 from tests.bench.loads import Load
 from tests.bench.machine import watched
 from tests.bench.router import Effort
@@ -30,6 +31,7 @@ PROMPT = "Say something about the weather in one sentence."
 FULL = (Effort(jobs=12_000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
 QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, share=0.5, saturating=128))
 REAL = Load(prompt=PROMPT, tokens=32, jobs=20, share=0.4, saturating=32)
+CALLS, CALLS_QUICK = Calls(calls=8_000, rounds=5), Calls(calls=500, rounds=1)
 BURST_S, BURST_QUICK_S = 120.0, 5.0
 BEGAN = monotonic()
 
@@ -88,6 +90,10 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
     if "router" in sections:
         async with watched("router", say):
             figures = await router.measure(stack, effort, say)
+        found += _show(figures, names)
+    if "ledger" in sections:
+        async with watched("ledger", say):
+            figures = await ledger.measure(stack, CALLS_QUICK if quick else CALLS, say)
         found += _show(figures, names)
     if sections & {"pipeline", "burst", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
