@@ -16,6 +16,7 @@ from schemas.adapters import (
     WorkerReady,
 )
 from schemas.errors import BadSignature
+from schemas.jobs import JobClass
 from schemas.keys import KeyPublished, KeyRevoked, KeyRole
 from schemas.record import Record, decode_one_of
 from schemas.signing import verify
@@ -67,6 +68,8 @@ class Registry:
     tenants: dict[str, TenantConfigured] = field(default_factory=dict)
     # What stands for each alias of each tenant; withdrawn ones are left out.
     grants: dict[tuple[str, str], AliasGranted] = field(default_factory=dict)
+    # Every alias that was granted once, whatever became of it: an approval grants no such alias again.
+    ever_granted: set[tuple[str, str]] = field(default_factory=set)
     pools: dict[str, PoolConfigured] = field(default_factory=dict)
     workers: dict[str, WorkerReady] = field(default_factory=dict)
     published: dict[str, KeyPublished] = field(default_factory=dict)
@@ -86,6 +89,13 @@ class Registry:
 
     def active_tenants(self) -> list[str]:
         return sorted(name for name, tenant in self.tenants.items() if tenant.state is TenantState.ACTIVE)
+
+    def grant_for(self, tenant: str, alias: str, job_class: JobClass, now_ms: int) -> AliasGranted | None:
+        """What lets a tenant use an alias for a class of jobs now, or None: then there is no such alias."""
+        grant = self.grants.get((tenant, alias))
+        if grant is None or job_class not in grant.classes or now_ms < grant.not_before_ms:
+            return None
+        return grant if grant.expires_at_ms is None or now_ms < grant.expires_at_ms else None
 
     def owner_of(self, pool: str, partition: int) -> WorkerReady | None:
         """The ready worker that serves a pool's partition: the last one that said so."""
@@ -134,6 +144,7 @@ class Registry:
                 self.tenants[record.tenant] = record
             case AliasGranted():
                 self.grants[record.tenant, record.alias] = record
+                self.ever_granted.add((record.tenant, record.alias))
             case AliasWithdrawn():
                 self.grants.pop((record.tenant, record.alias), None)
             case PoolConfigured():

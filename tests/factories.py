@@ -21,7 +21,7 @@ from schemas.jobs import JobSubmitted, Parameters
 from schemas.keys import KeyPublished, KeyRole
 from schemas.record import Record
 from schemas.signing import SigningKey
-from schemas.tenants import TenantConfigured
+from schemas.tenants import AliasGranted, AliasWithdrawn, TenantConfigured
 from schemas.topics import ADAPTERS, ALIASES, KEYS, POOLS, TENANTS, WORKERS
 
 # One of a kind for the whole run: what tests sign with.
@@ -122,6 +122,16 @@ def pointed(tenant: str, alias: str, digest: str | None, alias_version: int = 1)
     return ALIASES.name, f"{tenant}/{alias}", record
 
 
+def granted(tenant: str, alias: str, **fields: object) -> Entry:
+    values = {"tenant": tenant, "alias": alias, "entitlement": "tests", "granted_by": "tests", **fields}
+    return TENANTS.name, tenant, AliasGranted.model_validate(values)
+
+
+def withdrawn(tenant: str, alias: str) -> Entry:
+    record = AliasWithdrawn(tenant=tenant, alias=alias, reason="tests", withdrawn_by="tests")
+    return TENANTS.name, tenant, record
+
+
 def configured(tenant: str, **fields: object) -> Entry:
     record = TenantConfigured.model_validate({"tenant": tenant, "configured_by": "tests", **fields})
     return TENANTS.name, tenant, record
@@ -169,8 +179,16 @@ def make_world(
 
 
 def make_registry(entries: Iterable[Entry] | None = None) -> Registry:
-    """The view that folds these records, in order."""
+    """The view that folds these records, in order. What points an alias that was never granted grants it, too."""
     registry = Registry()
-    for topic, _, record in make_world() if entries is None else entries:
+    for topic, _, record in with_grants(make_world() if entries is None else entries):
         registry.apply(topic, registry.positions.get(topic, 0), record.encode())
     return registry
+
+
+def with_grants(entries: Iterable[Entry]) -> list[Entry]:
+    """These records, and a grant for every alias that they point and do not speak of otherwise."""
+    given = list(entries)
+    spoken = {(r.tenant, r.alias) for _, _, r in given if isinstance(r, AliasGranted | AliasWithdrawn)}
+    aliases = dict.fromkeys((r.tenant, r.alias) for _, _, r in given if isinstance(r, AliasPointed))
+    return [*(granted(*pair) for pair in aliases if pair not in spoken), *given]

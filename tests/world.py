@@ -27,6 +27,7 @@ from tests.factories import (
     pointed,
     pool_of,
     published,
+    with_grants,
 )
 
 PARTITIONS = 4
@@ -85,6 +86,7 @@ async def make_world_on(
             digests[tenant, name] = manifest.digest
             entries += [approved(manifest, registry_key), pointed(tenant, name, manifest.digest)]
     entries.append(pool_of(base.base, pool, partitions=PARTITIONS))
+    entries = with_grants(entries)
     publisher = Publisher(stack.kafka("admin"), f"world-{pool}", SystemClock())
     await publisher.start()
     try:

@@ -55,14 +55,16 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
         return _refuse(RejectReason.CLASS_NOT_GRANTED, f"this tenant has no grant for {context.job_class} jobs")
     if job.tenant is not None and job.tenant != context.tenant:
         return _refuse(RejectReason.TENANT_MISMATCH, "'tenant' is not the one whose topic this is; leave it out")
-    digest = _digest_of(job.alias, context.tenant, registry)
+    grant = registry.grant_for(context.tenant, job.alias, context.job_class, now_ms)
+    digest = _digest_of(job.alias, context.tenant, registry) if grant is not None else None
     manifest = registry.adapters[digest].manifest if digest is not None else None
-    if digest is None or manifest is None:
+    if digest is None or manifest is None or grant is None:
         return _refuse(RejectReason.UNKNOWN_ALIAS, UNKNOWN_ALIAS)
     if context.size_bytes > RECORD_BYTES_MAX:
         return _limit(f"the record has {context.size_bytes} bytes; at most {RECORD_BYTES_MAX} are taken")
-    if job.parameters.max_tokens > tenant.tokens_max:
-        return _limit(f"max_tokens is {job.parameters.max_tokens}; this tenant's limit is {tenant.tokens_max}")
+    tokens_max = min(tenant.tokens_max, grant.tokens_max or tenant.tokens_max)
+    if job.parameters.max_tokens > tokens_max:
+        return _limit(f"max_tokens is {job.parameters.max_tokens}; this tenant's limit is {tokens_max}")
     expires_at_ms = context.timestamp_ms + (job.deadline_ms or _deadline_ms(tenant, context.job_class))
     if now_ms >= expires_at_ms:
         return _refuse(RejectReason.DEADLINE_PASSED, "the deadline passed before the job was admitted")

@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from infra.client_quotas import set_client_quota
 from infra.files import write_private
 from infra.provision import Provisioner, add_tenant_to, parse_new_tenant
 from infra.settings import KafkaSettings, StackFile
@@ -11,6 +12,7 @@ from producers.release.base import BadBase, base_manifest, write_zero_adapter, z
 from producers.release.desk import Desk
 from producers.release.intake import hashed, store
 from producers.release.publish import admit, point
+from producers.release.tenant_file import Change
 from schemas.adapters import AdapterRevoked, AliasPointed, BaseAdded, PoolConfigured
 from schemas.errors import SwitchyardError
 from schemas.ids import is_tenant
@@ -91,6 +93,21 @@ async def add_tenant(desk: Desk, stack: StackFile, configured: TenantConfigured)
     if desk.registry.tenants.get(configured.tenant) != configured:
         await desk.append(TENANTS.name, configured.tenant, configured)
     return changed
+
+
+async def apply_change(desk: Desk, stack: StackFile, change: Change) -> None:
+    """Record what a tenants' file asks for, and make what a new tenant needs. Repeated, it changes nothing."""
+    configured = change.configured or desk.registry.tenants[change.tenant]
+    former = desk.registry.tenants.get(change.tenant)
+    await add_tenant(desk, stack, configured)
+    if former is None or _rates(former) != _rates(configured):
+        await asyncio.to_thread(set_client_quota, stack.kafka("admin"), change.tenant, *_rates(configured))
+    for record in (*change.grants, *change.withdrawn):
+        await desk.append(TENANTS.name, change.tenant, record)
+
+
+def _rates(tenant: TenantConfigured) -> tuple[int, int]:
+    return tenant.produce_bytes_per_s, tenant.consume_bytes_per_s
 
 
 async def remove_tenant(desk: Desk, name: str) -> tuple[str, ...]:

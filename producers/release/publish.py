@@ -24,7 +24,8 @@ from schemas.errors import BadSignature, SwitchyardError
 from schemas.ids import parse_alias
 from schemas.keys import KeyRole
 from schemas.signing import verify
-from schemas.topics import ADAPTERS, ALIASES
+from schemas.tenants import AliasGranted
+from schemas.topics import ADAPTERS, ALIASES, TENANTS
 
 POLL_SECONDS = 1.0
 REPORT_BYTES_MAX = 64 << 20
@@ -127,8 +128,14 @@ async def admit(desk: Desk, manifest: AdapterManifest, report: str | None) -> Ad
 
 
 async def point(desk: Desk, tenant: str, alias: str, digest: str | None) -> AliasPointed:
-    """Point a tenant's alias at a digest, or take it away. Nothing is appended where it points there already."""
+    """Point a tenant's alias at a digest, or take it away. Nothing is appended where it points there already.
+
+    An alias that was never granted is granted with it; one whose grant was withdrawn or has expired is not again.
+    """
     current = desk.registry.aliases.get((desk.tenant(tenant).tenant, parse_alias(alias)))
+    if digest is not None and (tenant, alias) not in desk.registry.ever_granted:
+        granted = AliasGranted(tenant=tenant, alias=alias, entitlement="with its adapter", granted_by=desk.actor)
+        await desk.append(TENANTS.name, tenant, granted)
     if current is not None and current.stable == digest and current.candidate is None:
         return current
     pointed = AliasPointed(

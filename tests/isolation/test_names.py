@@ -13,6 +13,7 @@ from schemas.jobs import RejectReason
 from schemas.record import decode_one_of
 from schemas.replies import FinalReply, JobRejected
 from schemas.topics import ADAPTERS
+from tests.factories import granted, withdrawn
 from tests.isolation.house import NORTH, SOUTH, House
 from tests.isolation.notes import Note
 
@@ -77,6 +78,27 @@ async def test_the_time_of_a_refusal(house: House, note: Note) -> None:
         "time of a refusal: north's alias against an unknown one",
         f"{yours:.0f} ms and {nobodys:.0f} ms, one class",
         proof,
+    )
+
+
+async def test_a_withdrawn_and_an_expired_grant(house: House, note: Note) -> None:
+    await house.right(SOUTH, "c")
+    proofs = []
+    for ended in (withdrawn(SOUTH, "c"), granted(SOUTH, "c", expires_at_ms=1)):
+        await house.world.append([ended])
+
+        async def refused_now() -> bool:
+            reply = await house.ask(SOUTH, "c")
+            if isinstance(reply, JobRejected):
+                assert told(reply) == UNKNOWN
+                proofs.append(await house.proof(Rejected, job_id=reply.job_id, tenant=SOUTH))
+            return isinstance(reply, JobRejected)
+
+        await house.until(refused_now)
+    note(
+        "withdrawn grant, expired grant: its own tenant asks again",
+        "refused in the words of an unknown one",
+        proofs[-1],
     )
 
 

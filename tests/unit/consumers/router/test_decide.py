@@ -26,8 +26,10 @@ from tests.factories import (
     pool_of,
     ready,
     submitted,
+    withdrawn,
     zero_of,
 )
+from tests.factories import granted as granted_alias
 
 NOW_MS = 1_000_000
 BASE = make_base()
@@ -91,6 +93,10 @@ UNKNOWN: dict[str, tuple[str, list[Entry]]] = {
     "an adapter that is only submitted": ("new", [submitted(LEGAL), pointed("acme", "new", LEGAL.digest)]),
     "an adapter nobody has heard of": ("ghost", [pointed("acme", "ghost", f"sha256:{'0' * 64}")]),
     "a revoked adapter": ("support", [revoked(SUPPORT.digest)]),
+    "an alias whose grant was withdrawn": ("support", [withdrawn("acme", "support")]),
+    "a grant that is not in force yet": ("support", [granted_alias("acme", "support", not_before_ms=NOW_MS + 1)]),
+    "a grant that has expired": ("support", [granted_alias("acme", "support", expires_at_ms=NOW_MS)]),
+    "a grant for another class": ("support", [granted_alias("acme", "support", classes=(JobClass.BATCH,))]),
     "an alias that was taken away": ("support", [pointed("acme", "support", None, 2)]),
     "an adapter signed by another key": (
         "forged",
@@ -175,6 +181,14 @@ REFUSALS: dict[str, tuple[JobSubmitted, list[Entry], Context, RejectReason]] = {
 def test_what_a_tenant_may_not_do_is_refused_with_its_reason(case: str) -> None:
     job, more, context, reason = REFUSALS[case]
     assert refused(job, more, context).reason is reason
+
+
+def test_a_grant_bounds_the_tokens_of_a_job() -> None:
+    bounded = [granted_alias("acme", "support", tokens_max=16)]
+    assert isinstance(decided(make_job(tokens_max=16), bounded), Candidate)
+    answer = decided(make_job(tokens_max=17), bounded)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is RejectReason.LIMIT_EXCEEDED
 
 
 def test_a_payload_that_names_its_own_tenant_is_taken() -> None:
