@@ -10,6 +10,7 @@ from infra.kafka.publisher import Publisher
 from infra.launch.stack import Stack
 from producers.release import platform, publish
 from producers.release.desk import Desk, open_desk
+from producers.release.platform import PoolShape
 from producers.release.publish import Submission
 from schemas.adapters import AdapterGated, BaseAdded, GateReport, WorkerReady
 from schemas.keys import KeyRole
@@ -61,7 +62,9 @@ async def house_on(stack: Stack, folder: Path) -> AsyncIterator[House]:
     name = f"house-{next(_names)}"
     async with open_desk(stack.file, SystemClock(), "tests") as desk:
         base = await platform.add_base(desk, small_base(folder / "base"), name, rank=2)
-        await platform.set_pool(desk, stack.kafka("admin"), name, base.base, 4, 128, 1)
+        await platform.set_pool(
+            desk, stack.kafka("admin"), name, base.base, PoolShape(rank_max=4, context_max=128, partitions=1)
+        )
         await platform.add_tenant(desk, stack.file, TenantConfigured(tenant=name, configured_by="tests"))
         yield House(stack, desk, name, base, folder)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.client_quotas import set_client_quota
@@ -22,6 +24,8 @@ from schemas.tenants import TenantConfigured, TenantState
 from schemas.topics import ADAPTERS, KEYS, POOLS, TENANTS
 
 ZERO_RANK = 8
+# What is left is for tenants that nothing is reserved for.
+RESERVED_MAX = 75
 
 
 class BadPool(SwitchyardError):
@@ -63,11 +67,28 @@ async def grant(desk: Desk, base: str, tenant: str, alias: str = "base") -> Alia
     return await point(desk, tenant, alias, desk.base(base).zero_adapter)
 
 
-async def set_pool(
-    desk: Desk, admin: KafkaSettings, pool: str, base: str, rank_max: int, context_max: int, partitions: int
-) -> PoolConfigured:
+@dataclass(frozen=True, kw_only=True)
+class PoolShape:
+    """What a pool serves, and whom: `tenants` None is every tenant; `reserved` is percent by tenant."""
+
+    rank_max: int
+    context_max: int
+    partitions: int
+    tenants: tuple[str, ...] | None = None
+    reserved: Mapping[str, int] = field(default_factory=dict)
+
+
+async def set_pool(desk: Desk, admin: KafkaSettings, pool: str, base: str, shape: PoolShape) -> PoolConfigured:
     """Make a pool's topics and record what it serves. Raises BadPool, Unknown, InvalidName."""
-    found = desk.base(base)
+    found, partitions = desk.base(base), shape.partitions
+    rank_max, context_max = shape.rank_max, shape.context_max
+    for tenant in (*(shape.tenants or ()), *shape.reserved):
+        desk.tenant(tenant)
+    if sum(shape.reserved.values()) > RESERVED_MAX:
+        raise BadPool(f"{sum(shape.reserved.values())} % is reserved; at most {RESERVED_MAX} % may be")
+    others = set(shape.reserved) - set(shape.tenants or shape.reserved)
+    if others:
+        raise BadPool(f"a part is reserved for {sorted(others)[0]}, which this pool does not serve")
     if not is_tenant(pool):
         raise BadPool(f"a pool is named by lower-case letters, digits and inner hyphens; this is none: {pool[:60]!r}")
     if context_max > found.manifest.context_max:
@@ -80,8 +101,9 @@ async def set_pool(
         raise BadPool(f"base {found.manifest.name} has a zero adapter of rank {zero.rank}, above {rank_max}")
     await asyncio.to_thread(lambda: Provisioner(admin).add_pool(pool, partitions))
     configured = PoolConfigured(
-        pool=pool, base=found.base, rank_max=rank_max, context_max=context_max, partitions=partitions
-    )
+        pool=pool, base=found.base, rank_max=rank_max, context_max=context_max, partitions=partitions,
+        tenants=shape.tenants, reserved=dict(shape.reserved),
+    )  # fmt: skip
     if configured != former:
         await desk.append(POOLS.name, pool, configured)
     return configured

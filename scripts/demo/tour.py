@@ -15,6 +15,7 @@ from infra.launch.stack import Stack
 from producers.client import JobClient
 from producers.release import platform, publish
 from producers.release.desk import Desk, open_desk
+from producers.release.platform import PoolShape
 from producers.release.publish import Submission
 from schemas.jobs import Message, Parameters
 from schemas.metering import UsageRecorded
@@ -28,6 +29,7 @@ STEPS = 9
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 POOL = "main"
+SHAPE = PoolShape(rank_max=8, context_max=512, partitions=4)
 BASE_NAME = "smollm2-135m-instruct"
 ADAPTERS = {
     ("acme", "support-en"): "[ACME-SUPPORT]",
@@ -65,7 +67,7 @@ async def release(stack: Stack, desk: Desk, checks: Checks) -> dict[tuple[str, s
     await platform.init_keys(desk)
     directory = REPOSITORY / ".cache/base" / BASE_NAME
     base = await platform.add_base(desk, directory, BASE_NAME)
-    await platform.set_pool(desk, stack.kafka("admin"), POOL, BASE_NAME, rank_max=8, context_max=512, partitions=4)
+    await platform.set_pool(desk, stack.kafka("admin"), POOL, BASE_NAME, SHAPE)
     for tenant in TENANTS:
         await platform.add_tenant(desk, stack.file, TenantConfigured(tenant=tenant, configured_by=desk.actor))
         await platform.grant(desk, BASE_NAME, tenant)

@@ -9,12 +9,15 @@ import pytest
 
 from infra.launch.plan import StackOptions
 from infra.launch.stack import Stack, running_stack
+from infra.provision import Provisioner
 from infra.settings import EngineSettings
 from producers.client import JobClient
-from schemas.jobs import JobClass, Parameters
+from producers.job import Job
+from schemas.jobs import JobClass, Parameters, RequestRouted
 from schemas.replies import JobCompleted
-from schemas.topics import Role
+from schemas.topics import REQUESTS, Role
 from tests.bench import burst
+from tests.factories import pool_of
 from tests.world import make_world_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -71,3 +74,47 @@ async def test_twenty_tenants_on_four_slots_are_each_served(fair: Stack) -> None
         async with asyncio.timeout(ANSWER_S):
             replies = [await job.result() for job in jobs]
     assert all(isinstance(reply, JobCompleted) for reply in replies)
+
+
+async def test_a_demanding_tenant_moves_to_a_pool_of_its_own_under_load_and_loses_no_job(fair: Stack) -> None:
+    """Its topics and aliases stay as they are; so does everything of its neighbour."""
+    names, pool, own = ("moving", "staying"), f"fair-{next(_names)}", f"own-{next(_names)}"
+    for name in names:
+        await asyncio.to_thread(fair.add_tenant, name)
+    async with AsyncExitStack() as opened:
+        limits: dict[str, object] = {"concurrency_max": 1000}
+        world = await opened.enter_async_context(make_world_on(fair, pool, dict.fromkeys(names, ("a", "b")), limits))
+        await started(opened, fair, "worker-shared", pool)
+        clients = [await opened.enter_async_context(JobClient(fair.kafka(name), name)) for name in names]
+        before = await submitted(clients, 60)
+        await asyncio.to_thread(Provisioner(fair.kafka("admin")).add_pool, own)
+        await world.append([pool_of(world.base.base, own, tenants=("moving",))])
+        during = await submitted(clients, 60)
+        await started(opened, fair, "worker-own", own)
+        after = await submitted(clients, 60)
+        async with asyncio.timeout(ANSWER_S):
+            replies = [await job.result() for job in (*before, *during, *after)]
+        assert all(isinstance(reply, JobCompleted) for reply in replies)
+        assert len({reply.job_id for reply in replies}) == len(replies)
+        moved = [RequestRouted.decode(record.value).route for record in await world.read(REQUESTS.of(own))]
+        assert {route.identity.tenant for route in moved} == {"moving"}
+        assert len(moved) >= len(after) // 2
+
+
+async def started(opened: AsyncExitStack, stack: Stack, name: str, pool: str) -> None:
+    worker = await asyncio.to_thread(lambda: stack.start_engine(name, engine=burst.ENGINE, pool=pool))
+    opened.push_async_callback(asyncio.to_thread, worker.stop)
+
+
+async def submitted(clients: list[JobClient], jobs: int) -> list[Job]:
+    """Jobs of both classes and both adapters, of every client in turn."""
+    return [
+        await client.submit(
+            alias="ab"[number % 2],
+            prompt="Go on.",
+            job_class=JobClass.BATCH if number % 3 else JobClass.INTERACTIVE,
+            parameters=Parameters(max_tokens=TOKENS),
+        )
+        for number in range(jobs // len(clients))
+        for client in clients
+    ]

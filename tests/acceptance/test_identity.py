@@ -16,6 +16,7 @@ from infra.settings import EngineSettings
 from producers.client import JobClient
 from producers.release import platform, publish
 from producers.release.desk import open_desk
+from producers.release.platform import PoolShape
 from producers.release.publish import Submission
 from schemas.audit import AUDIT_RECORDS, Finished, Started
 from schemas.jobs import JobClass, Parameters
@@ -40,7 +41,8 @@ async def released(whole: Stack, folder: Path) -> AsyncIterator[dict[tuple[str, 
     """A tiny base and six adapters through the real gate: (tenant, alias) to (digest, marker)."""
     async with open_desk(whole.file, SystemClock(), "tests") as desk:
         base = await platform.add_base(desk, tiny_base(folder / "base"), "tiny")
-        await platform.set_pool(desk, whole.kafka("admin"), "tiny", "tiny", rank_max=8, context_max=256, partitions=4)
+        shape = PoolShape(rank_max=8, context_max=256, partitions=4)
+        await platform.set_pool(desk, whole.kafka("admin"), "tiny", "tiny", shape)
         made: dict[tuple[str, str], tuple[str, str]] = {}
         for tenant in TENANTS:
             configured = TenantConfigured(tenant=tenant, configured_by="tests", concurrency_max=500)

@@ -5,6 +5,7 @@ from infra.launch.stack import Stack
 from infra.settings import EngineSettings
 from producers.release import platform, publish
 from producers.release.desk import Desk, open_desk
+from producers.release.platform import PoolShape
 from producers.release.publish import Submission
 from schemas.adapters import AdapterManifest
 from schemas.tenants import TenantConfigured
@@ -20,6 +21,7 @@ EXAMPLES = REPOSITORY / "examples/adapters"
 ALIASES = (("acme", "support-en"), ("acme", "legal-en"), ("globex", "support-en"), ("globex", "haiku"))
 CONTEXT_MAX = 512
 RANK_MAX = 8
+SHAPE = PoolShape(rank_max=RANK_MAX, context_max=CONTEXT_MAX, partitions=4)
 ENGINE = EngineSettings(
     kind="vllm", base=BASE, slots=4, rows=8, rank_max=RANK_MAX, context_max=CONTEXT_MAX, kv_bytes=128 << 20
 )
@@ -41,7 +43,7 @@ async def _release(stack: Stack, desk: Desk) -> list[AdapterManifest]:
     """As in a release, but for the gate: it would start one more engine to say what the demo has said."""
     await platform.add_base(desk, BASE, BASE_NAME)
     admin = stack.kafka("admin")
-    await platform.set_pool(desk, admin, POOL, BASE_NAME, RANK_MAX, CONTEXT_MAX, partitions=4)
+    await platform.set_pool(desk, admin, POOL, BASE_NAME, SHAPE)
     for tenant in sorted({tenant for tenant, _ in ALIASES}):
         limits = TenantConfigured(tenant=tenant, concurrency_max=PLENTY, configured_by=desk.actor)
         await platform.add_tenant(desk, stack.file, limits)

@@ -14,6 +14,7 @@ from infra.launch.stack import Stack
 from producers.release import platform, publish
 from producers.release.desk import Unknown
 from producers.release.intake import Refused
+from producers.release.platform import PoolShape
 from producers.release.publish import NotApproved, NotDrained
 from schemas.adapters import AdapterDrained
 from schemas.keys import KeyRole
@@ -191,7 +192,8 @@ async def test_a_pool_is_held_to_its_base_and_never_shrinks(house: House) -> Non
         (4, 128, 2, None),
         (4, 128, 1, "Kafka never takes one away"),
     ):
-        call = platform.set_pool(house.desk, admin, house.tenant, house.base.base, rank_max, context_max, partitions)
+        shape = PoolShape(rank_max=rank_max, context_max=context_max, partitions=partitions)
+        call = platform.set_pool(house.desk, admin, house.tenant, house.base.base, shape)
         if said is None:
             assert (await call).partitions == partitions
             continue
