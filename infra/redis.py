@@ -1,6 +1,10 @@
 """Redis: one client, built so that no call is ever made twice or waits without a bound."""
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from typing import Any, Final, cast
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -10,6 +14,9 @@ CONNECTIONS_MAX = 32
 # A ledger call takes well under a millisecond; what takes longer than this is answered by nobody.
 SOCKET_TIMEOUT_S = 2.0
 POOL_WAIT_S = 5.0
+# `redis+cluster://host:port,host:port`: nodes to ask which of them is the primary of a key.
+CLUSTER: Final = "redis+cluster://"
+_NO_ANSWER = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 
 def connect(settings: RedisSettings) -> Redis:
@@ -17,6 +24,9 @@ def connect(settings: RedisSettings) -> Redis:
 
     Client retries are off: a call that timed out may have happened, and only the ledger knows how to ask again.
     """
+    if settings.url.startswith(CLUSTER):
+        # No Redis by type, but it takes every call that is made here.
+        return cast("Redis", _cluster(settings))
     pool = BlockingConnectionPool.from_url(
         settings.url,
         username=settings.username,
@@ -30,3 +40,43 @@ def connect(settings: RedisSettings) -> Redis:
         retry_on_error=[],
     )
     return Redis.from_pool(pool)
+
+
+def _cluster(settings: RedisSettings) -> RedisCluster:
+    addresses = settings.url.removeprefix(CLUSTER).strip("/").split(",")
+    hosts = [address.rpartition(":") for address in addresses]
+    return _Cluster(
+        startup_nodes=[ClusterNode(host, int(port)) for host, _, port in hosts],
+        username=settings.username,
+        password=settings.password,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=SOCKET_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[],
+    )
+
+
+class _Cluster(RedisCluster):
+    def pipeline(self, transaction: Any | None = None, shard_hint: Any | None = None) -> "_Pipeline":  # noqa: ARG002
+        return _Pipeline(self, transaction)  # type: ignore[abstract]
+
+
+class _Pipeline(ClusterPipeline):
+    """Calls of one trip. Where the primary does not answer, the next trip asks who is the primary now.
+
+    The library does that only together with a retry. A call that was sent to another than the primary was refused by
+    it, so that following the redirection makes no call twice.
+    """
+
+    async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        try:
+            answers = await super().execute(raise_on_error, allow_redirections)
+        except _NO_ANSWER:
+            await self.cluster_client.aclose()
+            raise
+        except exceptions.RedisClusterException as error:
+            await self.cluster_client.aclose()
+            raise exceptions.RedisError(str(error)) from error
+        if any(isinstance(answer, _NO_ANSWER) for answer in answers):
+            await self.cluster_client.aclose()
+        return answers

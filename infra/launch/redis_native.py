@@ -26,11 +26,12 @@ maxmemory-policy noeviction
 
 
 class Rights(BaseModel):
-    """The rights of Redis's users: the keys of all, the commands of each."""
+    """The rights of Redis's users: the keys of all, the commands of each, and what all need to find a key's primary."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     keys: tuple[str, ...]
     users: dict[str, tuple[str, ...]]
+    cluster: tuple[str, ...]
 
 
 def rights() -> Rights:
@@ -42,18 +43,22 @@ def redis_users() -> tuple[str, ...]:
     return ("admin", *rights().users)
 
 
-def redis_spec(folder: Path, port: int, passwords: dict[str, str]) -> ProcessSpec:
-    """Write Redis's configuration and users, and say how to run it. `passwords` holds one for each of `redis_users`."""
+def redis_spec(folder: Path, port: int, passwords: dict[str, str], cluster: bool = False) -> ProcessSpec:
+    """Write Redis's configuration and users, and say how to run it. `passwords` holds one for each of `redis_users`.
+
+    A node of a cluster lets every user ask which node has a key.
+    """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     granted = rights()
+    more = granted.cluster if cluster else ()
     keys = " ".join(granted.keys)
     users = [
         # Nobody can log in as it; but Redis reads its own append-only file back as this user.
         "user default off resetpass ~* &* +@all",
         f"user admin on #{_hash(passwords['admin'])} ~* &* +@all",
         *(
-            f"user {role} on #{_hash(passwords[role])} {keys} {' '.join(commands)}"
+            f"user {role} on #{_hash(passwords[role])} {keys} {' '.join([*commands, *more])}"
             for role, commands in granted.users.items()
         ),
     ]
