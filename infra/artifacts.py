@@ -121,6 +121,18 @@ async def fetch_artifact(objects: Objects, manifest: AdapterManifest, cache: Pat
     return place
 
 
+async def fetch_files(objects: Objects, files: tuple[FileEntry, ...], place: Path) -> None:
+    """Put these files into a folder and hash them. Raises ObjectUnknown, ObjectCorrupt, ArtifactBroken."""
+    await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True, mode=0o700)
+    for entry in files:
+        try:
+            await objects.fetch(entry.sha256, place / entry.path, bytes_max=entry.size)
+        except ObjectTooLarge as error:
+            raise ArtifactBroken(f"{entry.path} is larger in the store than its manifest says") from error
+        if await asyncio.to_thread(hash_file, place / entry.path) != entry:
+            raise ArtifactBroken(f"{entry.path} is not the file of its manifest")
+
+
 def base_files(directory: Path) -> tuple[Path, ...]:
     """The files that make up a base model. Raises BaseMismatch where code or pickled weights lie beside them."""
     try:

@@ -13,12 +13,19 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from schemas.errors import SwitchyardError
 
 FORBIDDEN_EVENTS = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.remove",
                     "os.rename", "os.mkdir", "os.link", "os.symlink", "shutil.")  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+# One thread: a pool of them would reserve more memory than the limit.
+ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
 
 
 class SandboxFailed(SwitchyardError):
@@ -41,13 +48,12 @@ async def run_module(
     """What the module printed, given `content` on its standard input. Raises SandboxFailed."""
     limits = limits or Limits()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-B", "-m", "infra.sandbox", json.dumps(asdict(limits)), module, *arguments,
+        *_command(limits, module, arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # One thread: a pool of them would reserve more memory than the limit.
-        env={"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
+        env=ENVIRONMENT,
+    )
     try:
         async with asyncio.timeout(limits.wall_seconds):
             output, complaint = await _converse(process, content, limits.output_bytes)
@@ -61,6 +67,69 @@ async def run_module(
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
         raise SandboxFailed(f"the inspection ended with status {process.returncode}: {last[0][:200]}")
     return output
+
+
+class Servant:
+    """A module that answers questions in a process of its own, started when it is needed and killed when it fails.
+
+    Both sides write JSON after four bytes of length.
+    """
+
+    def __init__(self, module: str, limits: Limits) -> None:
+        self._module = module
+        self._limits = limits
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, question: object, seconds: float) -> Any:
+        """One question and its answer. `Any` because JSON is. Raises SandboxFailed, with the process gone."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._ask(json.dumps(question).encode())
+        except TimeoutError as error:
+            raise SandboxFailed(f"there was no answer within {seconds:g} seconds") from error
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            raise SandboxFailed(f"the process gave no answer: {error}") from error
+        finally:
+            if self._asking:
+                # Killed, so that no later question is answered with this one's answer.
+                await self.stop()
+
+    async def stop(self) -> None:
+        process, self._process, self._asking = self._process, None, False
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    _asking = False
+
+    async def _ask(self, content: bytes) -> Any:
+        process = self._process or await self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._asking = True
+        process.stdin.write(len(content).to_bytes(4, "big") + content)
+        await process.stdin.drain()
+        length = int.from_bytes(await process.stdout.readexactly(4), "big")
+        if length > self._limits.output_bytes:
+            raise SandboxFailed(f"the answer has {length} bytes")
+        answer = json.loads(await process.stdout.readexactly(length))
+        self._asking = False
+        return answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._process = await asyncio.create_subprocess_exec(
+            *_command(self._limits, self._module, ()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=ENVIRONMENT,
+        )
+        return self._process
+
+
+def _command(limits: Limits, module: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-I", "-B", "-m", "infra.sandbox", json.dumps(asdict(limits)), module, *arguments]
 
 
 async def _converse(process: asyncio.subprocess.Process, content: bytes, bytes_max: int) -> tuple[bytes, bytes]:

@@ -89,6 +89,13 @@ class RedisSettings(Settings):
     password: str = Field(repr=False)
 
 
+class RouterSettings(Settings):
+    """What a router does with a base that has no tokenizer: admit nothing, or count words as the fake engine does."""
+
+    section: ClassVar[str] = "router"
+    without_tokenizer: Literal["refuse", "words"] = "refuse"
+
+
 class KeeperSettings(Settings):
     """How a router reaches Redis as one who may rebuild the ledger. Without it, somebody else must."""
 

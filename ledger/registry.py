@@ -97,6 +97,13 @@ class Registry:
             return None
         return grant if grant.expires_at_ms is None or now_ms < grant.expires_at_ms else None
 
+    def base_behind(self, tenant: str, alias: str) -> BaseAdded | None:
+        """The base of what a tenant's alias points at, where it points at anything."""
+        pointed = self.aliases.get((tenant, alias))
+        entry = self.adapters.get(pointed.stable) if pointed is not None and pointed.stable is not None else None
+        manifest = entry.manifest if entry is not None else None
+        return self.bases.get(manifest.base) if manifest is not None else None
+
     def owner_of(self, pool: str, partition: int) -> WorkerReady | None:
         """The ready worker that serves a pool's partition: the last one that said so."""
         found = [w for w in self.workers.values() if w.pool == pool and partition in w.partitions]

@@ -20,6 +20,7 @@ from infra.launch.redis_native import redis_spec, redis_users
 from infra.launch.stack import Stack, running_stack
 from infra.launch.start import Launcher, Process
 from infra.settings import RedisSettings
+from tests.factories import IN_WORDS
 
 MARKED_BY_FIXTURE = {"stack": "kafka", "redis_server": "redis"}
 
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = StackOptions(home=tmp_path_factory.mktemp("stack"), orderly=False)
+    options = StackOptions(home=tmp_path_factory.mktemp("stack"), orderly=False, prompts=IN_WORDS)
     with running_stack(options) as running:
         yield running
 

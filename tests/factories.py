@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from infra.settings import RouterSettings
 from ledger.registry import Registry
 from schemas.adapters import (
     AdapterApproved,
@@ -26,6 +27,8 @@ from schemas.topics import ADAPTERS, ALIASES, KEYS, POOLS, TENANTS, WORKERS
 
 # One of a kind for the whole run: what tests sign with.
 KEYS_OF_ROLE = {role: SigningKey.generate(f"{role.value}-1", role) for role in KeyRole}
+# Bases of tests have no tokenizer where the fake engine runs them.
+IN_WORDS = RouterSettings(without_tokenizer="words")
 _job_numbers = count(1)
 
 # A record of the registry's topics: where it goes, under which key.

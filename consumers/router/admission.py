@@ -6,17 +6,22 @@ from typing import assert_never
 from consumers.router.decide import Candidate, Context, decide
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Cancellation, Job, Unreadable, Work
+from consumers.router.prompts import Counter, NotCountable
 from infra.clock import Clock
 from infra.kafka.records import Outgoing
+from infra.logs import ActionLog
 from infra.metrics import Metrics
 from ledger import answers
 from ledger.registry import Registry
 from ledger.store import Ledger, LedgerUnavailable, LedgerUnreachable
 from schemas.jobs import RETRYABLE, JobClass, RejectReason
 
+log = ActionLog("router")
+
 # A batch job that waits for less is not worth a record.
 NOTICE_AFTER_MS = 1_000
 LEDGER_CLOSED = "the ledger is closed until it is rebuilt from the log"
+UNCOUNTED = "prompts for this base cannot be counted now; send the job again later"
 NO_WORKER = "no worker is ready for this adapter now; send the job again later"
 # What is said where only the reason is remembered: the log keeps no wording.
 WORDS = {
@@ -54,7 +59,14 @@ class Admissions:
     """
 
     def __init__(
-        self, ledger: Ledger, registry: Registry, effects: Effects, key_id: str, clock: Clock, metrics: Metrics
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        effects: Effects,
+        counter: Counter,
+        key_id: str,
+        clock: Clock,
+        metrics: Metrics,
     ) -> None:
         # Why nothing new may be admitted, whatever the ledger says; None while the registry view can be trusted.
         self.closed: str | None = "the registry view was not read yet"
@@ -63,6 +75,7 @@ class Admissions:
         self._ledger = ledger
         self._registry = registry
         self._effects = effects
+        self._counter = counter
         self._key_id = key_id
         self._clock = clock
         self._metrics = metrics
@@ -83,6 +96,25 @@ class Admissions:
         self.ledger_closed_words = problem or LEDGER_CLOSED
         if problem is not None:
             self.ledger_problem = problem
+
+    async def count(self, works: Sequence[Work]) -> None:
+        """Count the prompts of what was not counted yet, for each base at once."""
+        uncounted = [work for work in works if isinstance(work, Job) and work.prompt_tokens is None]
+        by_base: dict[str, list[Job]] = {}
+        for work in uncounted:
+            base = self._registry.base_behind(work.tenant, work.job.alias)
+            if base is None:
+                work.prompt_tokens = 0
+            else:
+                by_base.setdefault(base.base, []).append(work)
+        for digest, jobs in by_base.items():
+            try:
+                counts = await self._counter.count(self._registry.bases[digest].manifest, [work.job for work in jobs])
+            except NotCountable as error:
+                log.warning("prompts.not_countable", base=digest, detail=str(error))
+                continue
+            for work, found in zip(jobs, counts, strict=True):
+                work.prompt_tokens = found
 
     async def answer(self, work: Work) -> Effect | None:
         match work:
@@ -113,11 +145,16 @@ class Admissions:
 
     async def _ask(self, work: Job) -> answers.AdmitAnswer | Effect | None:
         record = work.record
+        if work.prompt_tokens is None:
+            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY, UNCOUNTED)
+        if isinstance(work.prompt_tokens, str):
+            return await self._refuse(work, RejectReason.LIMIT_EXCEEDED, work.prompt_tokens)
         context = Context(
             tenant=work.tenant,
             job_class=work.job_class,
             timestamp_ms=record.timestamp_ms,
             size_bytes=len(record.value or b""),
+            prompt_tokens=work.prompt_tokens,
             key_id=self._key_id,
         )
         choice = decide(work.job, context, self._registry, self._clock.now_ms())

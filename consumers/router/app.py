@@ -8,15 +8,25 @@ from contextlib import AsyncExitStack
 from consumers.router.admission import LEDGER_CLOSED, Admissions
 from consumers.router.effects import Effects
 from consumers.router.loop import Router
+from consumers.router.prompts import Counter, Tokens, Words
 from infra.failpoints import Failpoints
 from infra.kafka.group import Group
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
 from infra.kafka.tail import Tail
 from infra.logs import ActionLog
+from infra.objects import open_objects
 from infra.process import Process, run
 from infra.redis import connect
-from infra.settings import KafkaSettings, KeeperSettings, KeySettings, RedisSettings, read
+from infra.settings import (
+    KafkaSettings,
+    KeeperSettings,
+    KeySettings,
+    ObjectSettings,
+    RedisSettings,
+    RouterSettings,
+    read,
+)
 from ledger.answers import Closed
 from ledger.fairness import jain
 from ledger.keeper import Keeper
@@ -58,10 +68,14 @@ async def _work(process: Process) -> None:
     publisher = Publisher(kafka, life, process.clock)
     audit = AuditWriter(publisher, life)
     ledger = Ledger(connect(read(RedisSettings)))
-    admissions = Admissions(ledger, registry, Effects(publisher, key), key.key_id, process.clock, process.metrics)
+    counter = _counter(read(RouterSettings), process)
+    admissions = Admissions(
+        ledger, registry, Effects(publisher, key), counter, key.key_id, process.clock, process.metrics
+    )
     failpoints = Failpoints.from_environment()
     async with AsyncExitStack() as opened:
         opened.push_async_callback(ledger.close)
+        opened.push_async_callback(counter.stop)
         for client in (publisher, view):
             opened.push_async_callback(client.stop)
         await publisher.start()
@@ -85,6 +99,11 @@ async def _work(process: Process) -> None:
                 follower.cancel()
         # Nothing of this life follows: the turn in hand was finished, the next one is another's.
         await audit.close()
+
+
+def _counter(settings: RouterSettings, process: Process) -> Counter:
+    without = Words() if settings.without_tokenizer == "words" else None
+    return Tokens(open_objects(read(ObjectSettings)), process.settings.home / "tokenizers", without)
 
 
 class Service:

@@ -25,6 +25,8 @@ class Context:
     job_class: JobClass
     timestamp_ms: int
     size_bytes: int
+    # As counted; 0 where the alias leads nowhere, so that there is no base to count for.
+    prompt_tokens: int
     # The key that will sign the route.
     key_id: str
 
@@ -68,7 +70,10 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     expires_at_ms = context.timestamp_ms + (job.deadline_ms or _deadline_ms(tenant, context.job_class))
     if now_ms >= expires_at_ms:
         return _refuse(RejectReason.DEADLINE_PASSED, "the deadline passed before the job was admitted")
-    pool = _pool_for(manifest, context.tenant, job.parameters.max_tokens, registry)
+    reserve = context.prompt_tokens + job.parameters.max_tokens
+    if reserve > min(tenant.tokens_per_minute, tenant.tokens_per_day):
+        return _limit(f"prompt and answer may have {reserve} tokens; this tenant's quota never holds as many")
+    pool = _pool_for(manifest, context, job.parameters.max_tokens, registry)
     if isinstance(pool, Refusal):
         return pool
     partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
@@ -81,7 +86,11 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
         alias=job.alias,
         pool=pool.pool,
         partition=partition,
-        limits=Limits(tokens_max=job.parameters.max_tokens, context_max=pool.context_max),
+        limits=Limits(
+            tokens_max=job.parameters.max_tokens,
+            context_max=pool.context_max,
+            prompt_tokens=context.prompt_tokens,
+        ),
         decided_on=dict(registry.positions),
         expires_at_ms=expires_at_ms,
         weight=tenant.weight,
@@ -116,24 +125,32 @@ def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:
     return pointed.stable if manifest.owner == tenant or platforms else None
 
 
-def _pool_for(manifest: AdapterManifest, tenant: str, tokens_max: int, registry: Registry) -> PoolConfigured | Refusal:
-    """The smallest pool that suffices and has a worker; without one, the smallest. One token at least is the prompt's.
+def _pool_for(
+    manifest: AdapterManifest, context: Context, tokens_max: int, registry: Registry
+) -> PoolConfigured | Refusal:
+    """The smallest pool that suffices and has a worker; without one, the smallest.
 
-    A tenant that has pools of its own on this base is served there alone.
+    A tenant that has pools of its own on this base is served there alone. An answer that would not fit behind its
+    prompt is cut by the engine, where the prompt leaves room for a token.
     """
     on_base = [pool for pool in registry.pools.values() if pool.base == manifest.base]
-    own = [pool for pool in on_base if pool.tenants is not None and tenant in pool.tenants]
+    own = [pool for pool in on_base if pool.tenants is not None and context.tenant in pool.tenants]
     able = [p for p in own or on_base if p.rank_max >= manifest.rank and (own or p.tenants is None)]
     if not able:
         return _refuse(RejectReason.NOT_READY, "no pool of workers serves this adapter yet")
-    enough = [pool for pool in able if pool.context_max > tokens_max]
+    enough = [pool for pool in able if pool.context_max > max(tokens_max, context.prompt_tokens)]
     if not enough:
         longest = max(pool.context_max for pool in able)
-        return _limit(f"max_tokens is {tokens_max}; prompt and answer together have at most {longest} tokens")
+        asked = f"the prompt has {context.prompt_tokens} tokens and max_tokens is {tokens_max}"
+        return _limit(f"{asked}; prompt and answer together have at most {longest} tokens")
     if len(enough) == 1:
         return enough[0]
-    served = registry.served_pools()
-    return min(enough, key=lambda pool: (pool.pool not in served, pool.rank_max, pool.context_max, pool.pool))
+    needed, served = context.prompt_tokens + tokens_max, registry.served_pools()
+
+    def order(pool: PoolConfigured) -> tuple[bool, bool, int, int, str]:
+        return pool.pool not in served, pool.context_max < needed, pool.rank_max, pool.context_max, pool.pool
+
+    return min(enough, key=order)
 
 
 def _deadline_ms(tenant: TenantConfigured, job_class: JobClass) -> int:

@@ -25,6 +25,8 @@ class Job:
     body_hash: str
     # Whether an earlier look at this record may have taken a lease: it is then not refused before the ledger says so.
     in_doubt: bool
+    # Of its prompt; None until it was counted, a text where there is a reason why it cannot be.
+    prompt_tokens: int | str | None = None
     # What it was last told to wait for, and what its tenant was told that it waits for.
     waits_for: tuple[RejectReason, str] | None = None
     noticed: RejectReason | None = None

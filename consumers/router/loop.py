@@ -173,6 +173,7 @@ class Router:
             await self._append(group, line, [], line.place)
         passed = Passed()
         while works := line.part(passed):
+            await self._admissions.count(works)
             found = await self._answers(works)
             self._failpoints.reach("admit")
             await line.appended()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from infra.settings import EngineSettings
+from infra.settings import EngineSettings, RouterSettings
 
 REPOSITORY: Final = Path(__file__).parents[2]
 READY_SECONDS_MAX: Final = 60.0
@@ -64,3 +64,5 @@ class StackOptions:
     engines_awaited: bool = True
     # False: stop at once and do not care for the data, as after a test.
     orderly: bool = True
+    # How routers treat bases without a tokenizer, which only the fake engine has.
+    prompts: RouterSettings = field(default_factory=RouterSettings)

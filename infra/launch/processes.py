@@ -48,7 +48,7 @@ def platform_plan(stack: StackFile, options: StackOptions) -> Plan:
     engines = [("gate", "gate")] if options.gate else []
     engines += [(f"worker-{number}", "worker") for number in range(1, options.workers + 1)]
     return (
-        tuple(process_spec(stack, name, name) for name in control),
+        tuple(process_spec(stack, name, name, options.prompts.environment()) for name in control),
         tuple(
             replace(engine_spec(stack, name, role, options.engine, options.pools[0]), awaited=options.engines_awaited)
             for name, role in engines

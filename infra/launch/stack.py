@@ -82,7 +82,8 @@ class Stack:
 
     def start(self, name: str, role: Role, env: dict[str, str] | None = None) -> Process:
         """Start one more process of Switchyard, a router or a settler, and wait until it is ready."""
-        process = self._launcher.start(process_spec(self._file, name, role, env))
+        extra = {**self._options.prompts.environment(), **(env or {})}
+        process = self._launcher.start(process_spec(self._file, name, role, extra))
         process.wait_ready()
         self._save()
         return process

@@ -10,7 +10,7 @@ from infra.client_quotas import set_client_quota
 from infra.files import write_private
 from infra.provision import Provisioner, add_tenant_to, parse_new_tenant
 from infra.settings import KafkaSettings, StackFile
-from producers.release.base import BadBase, base_manifest, write_zero_adapter, zero_manifest
+from producers.release.base import TOKENIZER_FILES, BadBase, base_manifest, write_zero_adapter, zero_manifest
 from producers.release.desk import Desk
 from producers.release.intake import hashed, store
 from producers.release.publish import admit, point
@@ -50,6 +50,10 @@ async def add_base(desk: Desk, directory: Path, name: str, rank: int = ZERO_RANK
         zero = zero_manifest(manifest, smallest, files)
         await store(desk.objects, copy, files, zero.encode())
     await desk.objects.put(manifest.encode())
+    # Routers count prompts with these; the weights stay where the workers have them.
+    for file in manifest.files:
+        if file.path in TOKENIZER_FILES:
+            await desk.objects.put(directory / file.path)
     known = desk.registry.bases.get(manifest.digest)
     if known is None:
         known = BaseAdded(base=manifest.digest, manifest=manifest, zero_adapter=zero.digest)

@@ -6,11 +6,14 @@ import pytest
 
 from infra.launch.plan import StackOptions
 from infra.launch.stack import Stack, running_stack
+from tests.factories import IN_WORDS
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = StackOptions(home=tmp_path_factory.mktemp("whole"), router=True, settler=True, orderly=False)
+    options = StackOptions(
+        home=tmp_path_factory.mktemp("whole"), router=True, settler=True, orderly=False, prompts=IN_WORDS
+    )
     with running_stack(options) as stack:
         yield stack
 

@@ -17,7 +17,7 @@ from schemas.jobs import JobClass, Parameters, RequestRouted
 from schemas.replies import JobCompleted
 from schemas.topics import REQUESTS, Role
 from tests.bench import burst
-from tests.factories import pool_of
+from tests.factories import IN_WORDS, pool_of
 from tests.world import make_world_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,7 +34,9 @@ _names = count(1)
 
 @pytest.fixture(scope="module")
 def fair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = StackOptions(home=tmp_path_factory.mktemp("fair"), router=True, settler=True, orderly=False)
+    options = StackOptions(
+        home=tmp_path_factory.mktemp("fair"), router=True, settler=True, orderly=False, prompts=IN_WORDS
+    )
     with running_stack(options) as stack:
         yield stack
 

@@ -26,6 +26,7 @@ from tests.bench.ledger import Calls
 from tests.bench.loads import Load
 from tests.bench.machine import watched
 from tests.bench.router import Effort
+from tests.factories import IN_WORDS
 
 PROMPT = "Say something about the weather in one sentence."
 FULL = (Effort(jobs=12_000, rounds=3), Load(prompt=PROMPT, tokens=64, jobs=300, share=0.5, saturating=400))
@@ -68,7 +69,7 @@ def _on_own_stack(names: set[str], quick: bool) -> list[Figure]:
     cache.mkdir(exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="bench-", dir=cache))
     try:
-        with running_stack(StackOptions(home=home, orderly=False), say) as stack:
+        with running_stack(StackOptions(home=home, orderly=False, prompts=IN_WORDS), say) as stack:
             return asyncio.run(_measure(stack, names, quick))
     except SwitchyardError:
         shutil.copytree(home / "logs", cache / "bench-logs", dirs_exist_ok=True)

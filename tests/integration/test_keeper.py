@@ -23,6 +23,7 @@ from ledger.store import Ledger, LedgerUnavailable
 from schemas.jobs import JobClass
 from schemas.topics import AUDIT, METERING
 from tests.conftest import RedisServer
+from tests.factories import IN_WORDS
 from tests.fakes_ledger import at, make_admission, make_admitted, make_decision, make_route, make_started, make_usage
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -43,7 +44,7 @@ Answer = TypeVar("Answer")
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Kafka of these tests' own: other tests read the whole audit."""
-    with running_stack(StackOptions(home=tmp_path_factory.mktemp("kept"), orderly=False)) as stack:
+    with running_stack(StackOptions(home=tmp_path_factory.mktemp("kept"), orderly=False, prompts=IN_WORDS)) as stack:
         yield stack
 
 

@@ -7,13 +7,16 @@ import pytest_asyncio
 
 from infra.launch.plan import StackOptions
 from infra.launch.stack import Stack, running_stack
+from tests.factories import IN_WORDS
 from tests.isolation.house import House, house_on
 from tests.isolation.notes import ROWS, Note, Row
 
 
 @pytest.fixture(scope="session")
 def matrix_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = StackOptions(home=tmp_path_factory.mktemp("matrix"), router=True, settler=True, orderly=False)
+    options = StackOptions(
+        home=tmp_path_factory.mktemp("matrix"), router=True, settler=True, orderly=False, prompts=IN_WORDS
+    )
     with running_stack(options) as stack:
         yield stack
 

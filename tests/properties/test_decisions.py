@@ -65,7 +65,9 @@ def test_whoever_is_admitted_runs_its_own_approved_adapter_or_the_bases_zero_ada
     more: list[Entry], tenant: str, alias: str, claimed: str | None, job_class: JobClass
 ) -> None:
     registry = make_registry([*make_world(), *more])
-    context = Context(tenant=tenant, job_class=job_class, timestamp_ms=0, size_bytes=1, key_id="route-1")
+    context = Context(
+        tenant=tenant, job_class=job_class, timestamp_ms=0, size_bytes=1, prompt_tokens=3, key_id="route-1"
+    )
     answer = decide(make_job(alias=alias, tenant=claimed), context, registry, 1)
     if not isinstance(answer, Candidate):
         return

@@ -5,6 +5,7 @@ import pytest
 from consumers.router.admission import FULL, NO_WORKER, NOTICE_AFTER_MS, Admissions
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Work, read
+from consumers.router.prompts import Words
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Incoming
 from infra.metrics import Metrics
@@ -59,7 +60,7 @@ class Desk:
         self.clock = StillClock()
         publisher = Publisher(KAFKA, "router-test", self.clock)
         effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
-        self.admissions = Admissions(self.ledger, self.registry, effects, "route-1", self.clock, Metrics())
+        self.admissions = Admissions(self.ledger, self.registry, effects, Words(), "route-1", self.clock, Metrics())
         self.admissions.closed = None
         self._offset = 0
 
@@ -73,7 +74,11 @@ class Desk:
         return read(record, in_doubt)
 
     async def post(self, content: Record | bytes, topic: str = "jobs.acme") -> Effect | None:
-        return await self.admissions.answer(self.work(content, topic))
+        return await self.answer(self.work(content, topic))
+
+    async def answer(self, work: Work) -> Effect | None:
+        await self.admissions.count([work])
+        return await self.admissions.answer(work)
 
 
 def reply_of(effect: Effect | None) -> JobRejected:
@@ -110,11 +115,11 @@ async def test_identity_in_a_header_is_ignored() -> None:
 async def test_a_redelivered_record_gives_the_same_bytes_although_its_alias_went_away() -> None:
     desk = Desk()
     work = desk.work(make_job())
-    first = await desk.admissions.answer(work)
+    first = await desk.answer(work)
     digest = request_of(first).route.identity.adapter
     revoked = AdapterRevoked(adapter=digest, reason="broken", revoked_by="tests")
     desk.registry.apply(ADAPTERS.name, 99, revoked.encode())
-    again = await desk.admissions.answer(work)
+    again = await desk.answer(work)
     assert first is not None
     assert again is not None
     assert again.appends[0].value == first.appends[0].value
@@ -185,13 +190,13 @@ async def test_a_batch_job_that_waits_is_told_once_for_what() -> None:
     desk = Desk(registry=make_registry([*make_world(), configured("acme", concurrency_max=1)]))
     await desk.post(make_job())
     work = desk.work(make_job("waits"), "batch.acme")
-    assert await desk.admissions.answer(work) is None
+    assert await desk.answer(work) is None
     assert desk.admissions.notices([work]) == [], "not of a moment's waiting"
     desk.clock.passed_ms = NOTICE_AFTER_MS
     (notice,) = desk.admissions.notices([work])
     told = JobWaiting.decode(notice.value)
     assert (notice.topic, told.job_id, told.reason) == ("stream.acme", "waits", RejectReason.CONCURRENCY)
-    assert await desk.admissions.answer(work) is None
+    assert await desk.answer(work) is None
     assert desk.admissions.notices([work]) == []
 
 
@@ -209,7 +214,7 @@ async def test_a_view_that_cannot_be_trusted_admits_nothing_new() -> None:
     desk.admissions.closed = "stale"
     assert reply_of(await desk.post(make_job())).reason is RejectReason.NOT_READY
     assert await desk.post(make_job(), "batch.acme") is None
-    assert await desk.admissions.answer(desk.work(make_job(), in_doubt=True)) is None
+    assert await desk.answer(desk.work(make_job(), in_doubt=True)) is None
 
 
 async def test_a_job_whose_lease_may_have_been_taken_is_not_told_to_come_again() -> None:
@@ -217,11 +222,11 @@ async def test_a_job_whose_lease_may_have_been_taken_is_not_told_to_come_again()
     desk = Desk(ledger)
     work = desk.work(make_job())
     ledger.failure = LedgerUnavailable()
-    assert await desk.admissions.answer(work) is None
+    assert await desk.answer(work) is None
     desk.admissions.closed = "stale"
-    assert await desk.admissions.answer(work) is None
+    assert await desk.answer(work) is None
     ledger.failure, desk.admissions.closed = None, None
-    assert request_of(await desk.admissions.answer(work)).route.job_id == work.job_id
+    assert request_of(await desk.answer(work)).route.job_id == work.job_id
 
 
 async def test_where_nobody_listens_an_interactive_job_is_told_to_come_again() -> None:

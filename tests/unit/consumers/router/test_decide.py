@@ -38,10 +38,19 @@ LEGAL = make_manifest(BASE.base, BASE.manifest.tokenizer, owner="globex", name="
 
 
 def make_context(
-    tenant: str = "acme", job_class: JobClass = JobClass.INTERACTIVE, timestamp_ms: int = NOW_MS, size_bytes: int = 100
+    tenant: str = "acme",
+    job_class: JobClass = JobClass.INTERACTIVE,
+    timestamp_ms: int = NOW_MS,
+    size_bytes: int = 100,
+    prompt_tokens: int = 3,
 ) -> Context:
     return Context(
-        tenant=tenant, job_class=job_class, timestamp_ms=timestamp_ms, size_bytes=size_bytes, key_id="route-1"
+        tenant=tenant,
+        job_class=job_class,
+        timestamp_ms=timestamp_ms,
+        size_bytes=size_bytes,
+        prompt_tokens=prompt_tokens,
+        key_id="route-1",
     )
 
 
@@ -189,6 +198,22 @@ def test_a_grant_bounds_the_tokens_of_a_job() -> None:
     answer = decided(make_job(tokens_max=17), bounded)
     assert isinstance(answer, Refusal)
     assert answer.reason is RejectReason.LIMIT_EXCEEDED
+
+
+def test_what_is_reserved_is_the_prompt_and_the_longest_answer() -> None:
+    decision = granted(make_job(tokens_max=100), context=make_context(prompt_tokens=40)).decision
+    assert (decision.limits.prompt_tokens, decision.limits.tokens_max, decision.reserve) == (40, 100, 140)
+
+
+def test_a_prompt_that_leaves_no_room_in_any_pool_is_refused() -> None:
+    assert refused(make_job(), context=make_context(prompt_tokens=1024)).reason is RejectReason.LIMIT_EXCEEDED
+    assert granted(make_job(), context=make_context(prompt_tokens=1023)).decision.pool == "main"
+
+
+def test_a_job_that_no_quota_of_its_tenant_ever_holds_is_refused_for_good() -> None:
+    small = [configured("acme", tokens_per_minute=100)]
+    assert refused(make_job(tokens_max=60), small, make_context(prompt_tokens=41)).reason is RejectReason.LIMIT_EXCEEDED
+    assert granted(make_job(tokens_max=60), small, make_context(prompt_tokens=40)).decision.reserve == 100
 
 
 def test_a_payload_that_names_its_own_tenant_is_taken() -> None:

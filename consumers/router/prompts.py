@@ -1,0 +1,121 @@
+"""How many tokens the prompts of jobs have: asked of a process that can be killed, part by part."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.artifacts import ArtifactBroken, fetch_files
+from infra.logs import ActionLog
+from infra.objects import ObjectCorrupt, Objects, ObjectStoreDown, ObjectUnknown
+from infra.sandbox import Limits, SandboxFailed, Servant
+from schemas.adapters import BaseManifest
+from schemas.jobs import JobSubmitted
+
+log = ActionLog("router")
+
+# What a part of a hundred prompts may take, and one prompt alone.
+PART_S = 5.0
+ONE_S = 2.0
+LIMITS = Limits(memory_bytes=4 << 30, cpu_seconds=1 << 30, output_bytes=1 << 20)
+# Whose content decides how a text becomes tokens.
+TOKENIZER_FILES = frozenset({
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
+})  # fmt: skip
+TOO_SLOW = "the prompt could not be counted in time"
+
+# A number of tokens, or why there is none.
+Count = int | str
+
+
+class NotCountable(Exception):
+    """Prompts of this base cannot be counted now: nothing of it is admitted."""
+
+
+class Counter(Protocol):
+    """Counts prompts as the base's engine will."""
+
+    async def count(self, base: BaseManifest, jobs: Sequence[JobSubmitted]) -> list[Count]:
+        """For every job its prompt's tokens, or a sentence for its tenant. Raises NotCountable."""
+
+    async def stop(self) -> None:
+        """Leave no process behind."""
+
+
+class Words:
+    """As the fake engine, whose bases have no tokenizer."""
+
+    async def count(self, base: BaseManifest, jobs: Sequence[JobSubmitted]) -> list[Count]:
+        del base
+        return [sum(len(turn.split()) for turn in _turns(job)) for job in jobs]
+
+    async def stop(self) -> None:
+        return
+
+
+class Tokens:
+    """By each base's own tokenizer, whose files come from the object store and are hashed."""
+
+    def __init__(self, objects: Objects, cache: Path, without: Counter | None = None) -> None:
+        """`without` counts for bases that have no tokenizer; None: nothing of them is admitted."""
+        self._without = without
+        self._objects = objects
+        self._cache = cache
+        self._servant = Servant("consumers.router.counting", LIMITS)
+        self._places: dict[str, Path] = {}
+        # One question at a time: the answers come in the order of the questions.
+        self._asking = asyncio.Lock()
+
+    async def count(self, base: BaseManifest, jobs: Sequence[JobSubmitted]) -> list[Count]:
+        if self._without is not None and not _has_tokenizer(base):
+            return await self._without.count(base, jobs)
+        place = await self._place(base)
+        prompts = [_prompt(job) for job in jobs]
+        async with self._asking:
+            try:
+                return await self._ask(place, prompts, PART_S)
+            except SandboxFailed as error:
+                log.warning("prompts.uncounted", prompts=len(prompts), detail=str(error))
+            # One of them is to blame: each alone, and only it is refused.
+            return [await self._alone(place, prompt) for prompt in prompts]
+
+    async def stop(self) -> None:
+        await self._servant.stop()
+
+    async def _alone(self, place: Path, prompt: Any) -> Count:
+        try:
+            return (await self._ask(place, [prompt], ONE_S))[0]
+        except SandboxFailed:
+            return TOO_SLOW
+
+    async def _ask(self, place: Path, prompts: list[Any], seconds: float) -> list[Count]:
+        found = await self._servant.ask({"base": str(place), "prompts": prompts}, seconds)
+        if not isinstance(found, list) or len(found) != len(prompts):
+            raise SandboxFailed("the counts are not those of the prompts")
+        return found
+
+    async def _place(self, base: BaseManifest) -> Path:
+        if base.tokenizer not in self._places:
+            files = tuple(entry for entry in base.files if entry.path in TOKENIZER_FILES)
+            if not _has_tokenizer(base):
+                raise NotCountable("the base has no tokenizer.json")
+            place = self._cache / base.tokenizer.removeprefix("sha256:")
+            try:
+                await fetch_files(self._objects, files, place)
+            except (ObjectUnknown, ObjectCorrupt, ObjectStoreDown, ArtifactBroken, OSError) as error:
+                raise NotCountable(f"the base's tokenizer cannot be fetched: {error}") from error
+            self._places[base.tokenizer] = place
+        return self._places[base.tokenizer]
+
+
+def _has_tokenizer(base: BaseManifest) -> bool:
+    return any(entry.path == "tokenizer.json" for entry in base.files)
+
+
+def _prompt(job: JobSubmitted) -> str | list[Mapping[str, Any]]:
+    return job.prompt if job.prompt is not None else [message.model_dump(mode="json") for message in job.messages or ()]
+
+
+def _turns(job: JobSubmitted) -> list[str]:
+    return [job.prompt] if job.prompt is not None else [f"{m.role} {m.content}" for m in job.messages or ()]
