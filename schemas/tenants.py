@@ -45,7 +45,7 @@ class TenantConfigured(Record):
     weight: Annotated[int, Field(ge=1, le=1000)] = 100
     # So many of its resident adapters leave their slots for no other tenant.
     slots_floor: Annotated[int, Field(ge=0, le=64)] = 0
-    # On one worker: adapters in slots and host cache together, and loads from the store.
+    # On one worker: adapters in slots at once, and loads from the store in a minute.
     resident_adapters_max: Annotated[int, Field(ge=1, le=10_000)] = 64
     loads_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 120
     # What one adapter of this tenant may be.

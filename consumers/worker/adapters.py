@@ -83,7 +83,8 @@ class Adapters:
                 raise Unloadable(problem, "this adapter may not be loaded")
             began = self._doors.clock.monotonic()
             artifact = await self._fetch(digest)
-            if len(self._doors.engine.resident()) >= self._doors.engine.build.slots:
+            full = len(self._doors.engine.resident()) >= self._doors.engine.build.slots
+            if full or self._at_most(digest):
                 await self._make_room(digest, wanted, working)
             await self._load(artifact, reason)
             return (self._doors.clock.monotonic() - began) * 1000
@@ -132,11 +133,21 @@ class Adapters:
         residents = [self._measured(name, now) for name in resident]
         slots = Slots(count=self._doors.engine.build.slots, residents=residents, working=working())
         floors = {name: tenant.slots_floor for name, tenant in self._doors.registry.tenants.items()}
-        choice = choose(self.owner_of(digest), slots, resident - wanted(), floors)
+        free = resident - wanted()
+        if self._at_most(digest):
+            free = frozenset(name for name in free if self.owner_of(name) == self.owner_of(digest))
+        choice = choose(self.owner_of(digest), slots, free, floors)
         self._hits.forget(now)
         if choice is None:
             raise NoSlot
         await self._evict(choice)
+
+    def _at_most(self, digest: str) -> bool:
+        """Whether the owner of a digest has as many adapters here as it may have."""
+        owner = self.owner_of(digest)
+        tenant = self._doors.registry.tenants.get(owner)
+        held = sum(self.owner_of(name) == owner for name in self._doors.engine.resident())
+        return tenant is not None and held >= tenant.resident_adapters_max
 
     def _measured(self, digest: str, now: float) -> Resident:
         size, hits = self._bytes.get(digest, 0), self._hits.of(digest, now)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from consumers.engines.protocol import (
     AdapterMissing,
@@ -17,18 +17,17 @@ from consumers.engines.protocol import (
 from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
 from consumers.worker.replies import Execution, Result, cache_salt, final_reply, usage_record
-from consumers.worker.scheduler import Entry, Start
+from consumers.worker.run import Run
 from consumers.worker.stream import Chunks, Streams
 from consumers.worker.verify import standing
-from infra.kafka.lane import Lane, LaneLost
-from infra.kafka.records import Headers, Outgoing
+from infra.kafka.lane import LaneLost
+from infra.kafka.records import Outgoing
 from infra.logs import ActionLog
 from ledger.answers import Begun, BegunCancelled, Closed, Elsewhere, Ended, Fenced, Unknown
 from ledger.store import LedgerUnavailable
 from schemas.audit import Started
 from schemas.jobs import OnInterrupt, Outcome
 from schemas.replies import FailedOutcome, FinishReason, Usage
-from schemas.service import Service
 from schemas.topics import METERING, REPLIES
 
 log = ActionLog("worker")
@@ -37,14 +36,6 @@ log = ActionLog("worker")
 CRASHES_ALONE = 2
 CRASHES_MAX = 3
 LEDGER_RETRY_S = 0.2
-
-MESSAGES: dict[FailedOutcome, tuple[str, str]] = {
-    Outcome.CANCELLED: ("cancelled", "the job was cancelled"),
-    Outcome.EXPIRED: ("deadline_passed", "the job's deadline passed"),
-    Outcome.REVOKED: ("adapter_revoked", "the job's adapter was revoked"),
-    Outcome.INTERRUPTED: ("interrupted", "the worker died while the job ran, and the job asked not to be run again"),
-    Outcome.FAILED: ("failed", "the job failed"),
-}
 
 
 class HandedOver(Exception):
@@ -63,61 +54,6 @@ class Closing:
     outcome: Outcome
     records: tuple[Outgoing, ...]
     poison: bool = False
-
-
-@dataclass(kw_only=True)
-class Run:
-    """An entry on its way through the engine, and the ways to end it early."""
-
-    entry: Entry
-    lane: Lane
-    # Headers of its request that every record about it carries on: a client's correlation id, the trace.
-    carried: Headers = ()
-    # Why it shall end before its time; `hand_over` leaves it to the next execution instead.
-    reason: FailedOutcome | None = None
-    problem: tuple[str, str] | None = None
-    hand_over: bool = False
-    # The attempt that was begun in the ledger; 0 before.
-    attempt: int = 0
-    request_id: str = ""
-    # How it came to start; None where it ended before that. Times are the clock's monotonic ones.
-    start: Start | None = None
-    started_at: float = 0.0
-    first_at: float | None = None
-    last_at: float | None = None
-    text: list[str] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-
-    @property
-    def stopped(self) -> bool:
-        return self.hand_over or self.reason is not None
-
-    def service(self, now: float) -> Service | None:
-        """How it was served, until now."""
-        if self.start is None:
-            return None
-        came, tokens = self.entry.queued_at, self.usage.completion_tokens
-        decode_s = self.last_at - self.first_at if self.first_at is not None and self.last_at is not None else 0.0
-        return Service(
-            residency=self.entry.residency,
-            waited_for=self.start.waited_for,
-            queue_ms=_ms(self.started_at - came),
-            load_ms=self.start.load_ms,
-            first_token_ms=_ms(self.first_at - came) if self.first_at is not None else None,
-            token_us=round(decode_s / (tokens - 1) * 1e6) if tokens > 1 else None,
-            completion_ms=_ms(now - came),
-            batch=self.start.batch,
-        )
-
-    def result(self, failure: FailedOutcome, chunks: int = 0, problem: tuple[str, str] | None = None) -> Result:
-        code, message = problem or self.problem or MESSAGES[failure]
-        return Result(
-            failure=failure, text="".join(self.text), usage=self.usage, chunks=chunks, code=code, message=message
-        )
-
-
-def _ms(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
 
 
 class Executor:

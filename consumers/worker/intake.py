@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
-from consumers.worker.scheduler import Entry
+from consumers.worker.scheduler import Entry, Part
 from consumers.worker.verify import RouteProblem, route_problem
 from infra.kafka.records import Incoming
+from ledger.registry import Registry
 from schemas.errors import InvalidRecord
 from schemas.jobs import RequestRouted
 from schemas.service import Residency
@@ -61,3 +62,16 @@ class Intake:
 
     def _problem(self, request: RequestRouted, record: Incoming) -> RouteProblem | None:
         return route_problem(request, record.key, record.coordinates, self._doors.pool, self._doors.registry)
+
+
+def parts_of(registry: Registry) -> dict[str, Part]:
+    """Every tenant's part in a worker."""
+    return {
+        name: Part(
+            weight=tenant.weight,
+            floor=tenant.slots_floor,
+            loads_per_minute=tenant.loads_per_minute,
+            resident_max=tenant.resident_adapters_max,
+        )
+        for name, tenant in registry.tenants.items()
+    }

@@ -7,22 +7,22 @@ from dataclasses import replace
 from consumers.engines.protocol import EngineDead
 from consumers.worker.adapters import Adapters, NoSlot, Unloadable
 from consumers.worker.doors import Doors
-from consumers.worker.execution import Closing, Executor, HandedOver, Run
-from consumers.worker.intake import Intake
+from consumers.worker.execution import Closing, Executor, HandedOver
+from consumers.worker.intake import Intake, parts_of
 from consumers.worker.lanes import Lanes
 from consumers.worker.presence import Presence
-from consumers.worker.scheduler import Entry, Part, Scheduler, Start
+from consumers.worker.run import Run, Runs
+from consumers.worker.scheduler import Entry, Scheduler, Start
 from consumers.worker.stream import Streams
 from consumers.worker.verify import standing
 from infra.kafka.group import Group
 from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog
-from ledger.registry import Registry
 from schemas.adapters import AdapterRevoked
 from schemas.audit import LoadReason
 from schemas.jobs import Outcome, RequestCancelled, tenant_job
-from schemas.record import Coordinates, Record
+from schemas.record import Record
 from schemas.replies import FailedOutcome
 from schemas.tenants import TenantConfigured
 from schemas.topics import REQUESTS
@@ -45,14 +45,6 @@ STOP_DRAIN_S = 20.0
 QUARANTINED = ("adapter_quarantined", "this adapter failed on this worker and is not tried again")
 
 
-def parts_of(registry: Registry) -> dict[str, Part]:
-    """Every tenant's part in a worker."""
-    return {
-        name: Part(weight=tenant.weight, floor=tenant.slots_floor, loads_per_minute=tenant.loads_per_minute)
-        for name, tenant in registry.tenants.items()
-    }
-
-
 class Worker:
     """Executes the routes of the partitions it owns."""
 
@@ -69,10 +61,9 @@ class Worker:
             open_max=build.slots if build.mixes_adapters else 1, rows=build.rows, parts=parts_of(doors.registry)
         )
         self._intake = Intake(doors, self.adapters)
-        self._runs: dict[Coordinates, Run] = {}
+        self._runs = Runs()
         self._admitting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Condition()
         self._loading = False
         self._stopping = asyncio.Event()
         self._fresh_at = doors.clock.monotonic()
@@ -120,7 +111,7 @@ class Worker:
         self._scheduler.withdraw(left)
         for entry in left:
             self.lanes.let_go(entry, self.lanes.held(entry)[0])
-        self._executor.give_up([run for run in self._runs.values() if run.lane in gone])
+        self._executor.give_up([run for run in self._runs if run.lane in gone])
         self.presence.serve(self.lanes.partitions)
 
     def cancelled(self, record: RequestCancelled) -> None:
@@ -175,7 +166,7 @@ class Worker:
         )
         if not self._stopping.is_set() and self._stale_s() <= STALE_S:
             self._follow_plan(now)
-        if not self._loading and self.adapters.to_expel(self._running_digests()):
+        if not self._loading and self.adapters.to_expel(self._runs.digests):
             self._loading = True
             self._tasks.create_task(self._expel())
         self.doors.metrics.set("jobs_queued", self._scheduler.queued_count)
@@ -208,15 +199,12 @@ class Worker:
 
     async def _expel(self) -> None:
         """What failed here leaves its slot as soon as nothing runs under it."""
-        await self.adapters.expel(self._running_digests())
+        await self.adapters.expel(self._runs.digests)
         self._loading = False
         self._wake.set()
 
     def _in_slots(self) -> frozenset[str]:
-        return self._scheduler.wanted() | self._running_digests()
-
-    def _running_digests(self) -> frozenset[str]:
-        return frozenset(run.entry.digest for run in self._runs.values())
+        return self._scheduler.wanted() | self._runs.digests
 
     def _spawn(
         self,
@@ -228,7 +216,7 @@ class Worker:
         lane, record = self.lanes.held(entry)
         run = Run(entry=entry, lane=lane, carried=record.carried(), reason=reason, problem=problem, start=start)
         run.started_at = self.doors.clock.monotonic()
-        self._runs[entry.request] = run
+        self._runs.add(run)
         self._tasks.create_task(self._execute(run))
 
     async def _execute(self, run: Run) -> None:
@@ -240,18 +228,16 @@ class Worker:
             self.lanes.let_go(run.entry, run.lane)
             await self.lanes_lost([run.lane])
         except EngineDead:
-            await self._executor.abandon(list(self._runs.values()))
+            await self._executor.abandon(list(self._runs))
             raise
         else:
             closing = ending if isinstance(ending, Closing) else None
             self.lanes.finish(run.entry, run.lane, closing.records if closing else (), bool(closing and closing.poison))
         finally:
-            if self._runs.get(run.entry.request) is run:
-                self._runs.pop(run.entry.request)
+            if self._runs.remove(run):
                 self._scheduler.ended(run.entry, run.usage.completion_tokens)
             self._wake.set()
-            async with self._idle:
-                self._idle.notify_all()
+            await self._runs.changed()
 
     def _put_back(self, run: Run) -> None:
         """What was handed over begins again here, alone if that was the reason, unless its lane or this worker goes."""
@@ -275,7 +261,7 @@ class Worker:
         self._scheduler.withdraw(queued)
         for entry in queued:
             self._spawn(entry, reason, problem)
-        running = [] if queued_only else [run for run in self._runs.values() if which(run.entry)]
+        running = [] if queued_only else self._runs.of(which)
         for run in running:
             self._executor.stop(run, reason, problem)
         return len(running)
@@ -283,23 +269,11 @@ class Worker:
     async def _revoke(self, digest: str) -> None:
         """Refuse what waits, let what runs end or abort it, take the adapter out, and leave a receipt."""
         self._end_early(lambda entry: entry.digest == digest, Outcome.REVOKED, queued_only=True)
-        await self._until_idle(REVOKE_DRAIN_S, digest)
+        await self._runs.until_idle(REVOKE_DRAIN_S, digest)
         aborted = self._end_early(lambda entry: entry.digest == digest, Outcome.REVOKED)
-        await self._until_idle(None, digest)
+        await self._runs.until_idle(None, digest)
         await self.adapters.drain(digest, aborted)
         self._wake.set()
-
-    async def _until_idle(self, seconds: float | None, digest: str | None = None) -> None:
-        """Wait until nothing runs (under a digest), at most so long."""
-
-        def idle() -> bool:
-            return not any(digest in (None, run.entry.digest) for run in self._runs.values())
-
-        try:
-            async with asyncio.timeout(seconds), self._idle:
-                await self._idle.wait_for(idle)
-        except TimeoutError:
-            return
 
     async def _watch(self) -> None:
         while True:
@@ -307,10 +281,10 @@ class Worker:
                 self._fresh_at = self.doors.clock.monotonic()
             elif self._stale_s() > STALE_ABORT_S:
                 # A revocation may have been missed: what runs begins again when the view is whole.
-                self._executor.give_up(list(self._runs.values()))
+                self._executor.give_up(list(self._runs))
             self.doors.metrics.set("registry_stale_seconds", self._stale_s())
             if not self.doors.engine.healthy():
-                await self._executor.abandon(list(self._runs.values()))
+                await self._executor.abandon(list(self._runs))
                 raise EngineDead
             await asyncio.sleep(WATCH_S)
 
@@ -320,9 +294,9 @@ class Worker:
     async def _drain(self, group: Group) -> None:
         for lane in self.lanes.owned:
             group.pause(lane)
-        await self._until_idle(STOP_DRAIN_S)
-        self._executor.give_up(list(self._runs.values()))
-        await self._until_idle(STOP_DRAIN_S)
+        await self._runs.until_idle(STOP_DRAIN_S)
+        self._executor.give_up(list(self._runs))
+        await self._runs.until_idle(STOP_DRAIN_S)
         await self.lanes.drained()
         await self.adapters.close()
         await self.presence.gone()

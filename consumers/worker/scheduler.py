@@ -81,8 +81,9 @@ class Part:
 
     weight: int = 100
     floor: int = 0
-    #: Loads from the store in a minute; None where nothing limits them.
+    #: Loads from the store in a minute, and adapters in slots at once; None where nothing limits them.
     loads_per_minute: int | None = None
+    resident_max: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -191,7 +192,8 @@ class Scheduler:
 
     def _held_up_by(self, digest: str, resident: Set[str], now: float) -> WaitReason:
         turn = self._turns.get(digest)
-        if turn is None and digest not in resident and not self._may_load(digest, now):
+        kept_back = digest not in resident and not self._may_load(digest, now)
+        if turn is None and (kept_back or self._at_most(self._queues[digest][0].owner)):
             return WaitReason.QUOTA
         if turn is None or turn.draining:
             return WaitReason.SLOT
@@ -220,7 +222,7 @@ class Scheduler:
 
     def _drain_one(self, now: float, resident: Set[str]) -> None:
         """Only under contention, only one, only after its quantum: draining more starves the batch."""
-        if len(self._turns) < self.open_max or any(turn.draining for turn in self._turns.values()):
+        if any(turn.draining for turn in self._turns.values()):
             return
         over = {digest for digest, turn in self._turns.items() if now - turn.opened_at >= self.quantum_s}
         residents = [
@@ -228,16 +230,27 @@ class Scheduler:
         ]
         slots = Slots(count=self.open_max, residents=residents, working=self.working())
         for digest in self._waiting(now, resident) if over else ():
-            choice = choose(self._queues[digest][0].owner, slots, over)
+            owner = self._queues[digest][0].owner
+            if len(self._turns) < self.open_max and not self._at_most(owner):
+                continue
+            own = {name for name in over if self._turns[name].owner == owner}
+            choice = choose(owner, slots, own if self._at_most(owner) else over)
             if choice is not None:
                 self._turns[choice.digest].draining = True
                 if not self.in_use(choice.digest):
                     del self._turns[choice.digest]
                 return
 
+    def _at_most(self, owner: str) -> bool:
+        """Whether an owner has as many adapters open as it may have resident."""
+        most = self._part(owner).resident_max
+        return most is not None and sum(turn.owner == owner for turn in self._turns.values()) >= most
+
     def _open_turns(self, now: float, resident: Set[str]) -> None:
-        while len(self._turns) < self.open_max and (waiting := self._waiting(now, resident)):
-            self._turns[waiting[0]] = _Turn(opened_at=now, owner=self._queues[waiting[0]][0].owner)
+        for digest in self._waiting(now, resident):
+            owner = self._queues[digest][0].owner
+            if len(self._turns) < self.open_max and not self._at_most(owner):
+                self._turns[digest] = _Turn(opened_at=now, owner=owner)
 
     def _starts(self, entries: tuple[Entry, ...]) -> tuple[Start, ...]:
         company = [*self._running.values(), *entries]

@@ -10,7 +10,7 @@ from infra.keys import load_key
 from ledger.registry import AdapterEntry, Registry
 from producers.release.desk import Desk
 from producers.release.inspect import Question
-from producers.release.intake import VALIDATOR, hashed, inspected, store
+from producers.release.intake import VALIDATOR, Refused, hashed, inspected, store
 from schemas.adapters import (
     AdapterApproved,
     AdapterManifest,
@@ -24,7 +24,7 @@ from schemas.errors import BadSignature, SwitchyardError
 from schemas.ids import parse_alias
 from schemas.keys import KeyRole
 from schemas.signing import verify
-from schemas.tenants import AliasGranted
+from schemas.tenants import AliasGranted, TenantConfigured
 from schemas.topics import ADAPTERS, ALIASES, TENANTS
 
 POLL_SECONDS = 1.0
@@ -84,9 +84,22 @@ async def submit(desk: Desk, submission: Submission) -> AdapterManifest:
             evaluation_report=report,
         )
         _refuse_revoked(desk.registry.adapters.get(manifest.digest))
+        _refuse_beyond(manifest, desk.tenant(submission.tenant))
         await store(desk.objects, copy, files, manifest.encode())
     await _announce(desk, manifest, alias)
     return manifest
+
+
+def _refuse_beyond(manifest: AdapterManifest, tenant: TenantConfigured) -> None:
+    """What one adapter of a tenant may be. Raises Refused."""
+    limits = (
+        ("bytes", sum(entry.size for entry in manifest.files), tenant.adapter_bytes_max),
+        ("rank", manifest.rank, tenant.adapter_rank_max),
+        ("max_replicas", manifest.max_replicas, tenant.adapter_replicas_max),
+    )
+    problems = [f"{name}: {has}; an adapter of this tenant may have {most}" for name, has, most in limits if has > most]
+    if problems:
+        raise Refused(problems)
 
 
 async def approve(desk: Desk, digest: str, wait_seconds: float = 0.0, say: Say = lambda _: None) -> AdapterApproved:

@@ -184,6 +184,14 @@ async def test_a_removed_tenant_loses_its_adapters(house: House) -> None:
         await publish.submit(house.desk, house.submission())
 
 
+async def test_an_adapter_beyond_what_its_tenant_may_have_is_refused_by_limit(house: House) -> None:
+    tenant = house.desk.tenant(house.tenant)
+    small = tenant.model_copy(update={"adapter_bytes_max": 10, "adapter_rank_max": 1})
+    await platform.add_tenant(house.desk, house.stack.file, small)
+    with pytest.raises(Refused, match=r"bytes: \d+; an adapter of this tenant may have 10\n- rank: \d+;"):
+        await publish.submit(house.desk, house.submission())
+
+
 async def test_a_pool_is_held_to_its_base_and_never_shrinks(house: House) -> None:
     admin = house.stack.kafka("admin")
     for rank_max, context_max, partitions, said in (

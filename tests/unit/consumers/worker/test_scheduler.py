@@ -248,6 +248,18 @@ def test_an_owner_that_loaded_too_often_waits_for_its_quota_and_holds_no_slot_me
     assert scheduler.plan(61.0, {DIGESTS[1]}).load == DIGESTS[0]
 
 
+def test_an_owner_with_as_many_adapters_as_it_may_have_takes_turns_with_itself() -> None:
+    scheduler, resident = Scheduler(open_max=3, rows=6, parts={"acme": Part(resident_max=1)}), set[str]()
+    for number in range(2):
+        scheduler.add(of_tenant("acme", DIGESTS[number], queued_at=number))
+    scheduler.add(of_tenant("globex", DIGESTS[5], queued_at=2.0))
+    assert {e.digest for e in start(scheduler, 2.0, resident)} == {DIGESTS[0], DIGESTS[5]}
+    assert {e.digest for e in start(scheduler, 9.0, resident)} == set()
+    for running in scheduler.running:
+        scheduler.ended(running)
+    assert {e.digest for e in start(scheduler, 9.1, resident)} == {DIGESTS[1]}
+
+
 def test_twenty_tenants_on_four_slots_are_each_served() -> None:
     """Saturated by all: in a simulated minute nobody starves, and nobody is far ahead."""
     scheduler, resident = Scheduler(open_max=4, rows=8, quantum_s=1.0), set[str]()
