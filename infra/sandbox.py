@@ -79,6 +79,9 @@ class Servant:
         self._module = module
         self._limits = limits
         self._process: asyncio.subprocess.Process | None = None
+        self._asking = False
+        # Rises with every process that is gone.
+        self.life = 0
 
     async def ask(self, question: object, seconds: float) -> Any:
         """One question and its answer. `Any` because JSON is. Raises SandboxFailed, with the process gone."""
@@ -97,11 +100,10 @@ class Servant:
     async def stop(self) -> None:
         process, self._process, self._asking = self._process, None, False
         if process is not None:
+            self.life += 1
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-    _asking = False
 
     async def _ask(self, content: bytes) -> Any:
         process = self._process or await self._start()

@@ -14,6 +14,7 @@ from schemas.jobs import JobSubmitted
 
 log = ActionLog("router")
 
+START_S = 60.0
 # What a part of a hundred prompts may take, and one prompt alone.
 PART_S = 5.0
 ONE_S = 2.0
@@ -64,6 +65,8 @@ class Tokens:
         self._cache = cache
         self._servant = Servant("consumers.router.counting", LIMITS)
         self._places: dict[str, Path] = {}
+        # Which tokenizers which life of the process has read.
+        self._warm: set[tuple[int, Path]] = set()
         # One question at a time: the answers come in the order of the questions.
         self._asking = asyncio.Lock()
 
@@ -90,10 +93,22 @@ class Tokens:
             return TOO_SLOW
 
     async def _ask(self, place: Path, prompts: list[Any], seconds: float) -> list[Count]:
+        await self._warm_up(place)
         found = await self._servant.ask({"base": str(place), "prompts": prompts}, seconds)
         if not isinstance(found, list) or len(found) != len(prompts):
             raise SandboxFailed("the counts are not those of the prompts")
         return found
+
+    async def _warm_up(self, place: Path) -> None:
+        """Starting the process, and reading a tokenizer, is no prompt's fault. Raises NotCountable."""
+        if (self._servant.life, place) in self._warm:
+            return
+        try:
+            await self._servant.ask({"base": str(place), "prompts": []}, START_S)
+        except SandboxFailed as error:
+            raise NotCountable(f"the base's tokenizer cannot be read: {error}") from error
+        self._warm = {(life, known) for life, known in self._warm if life == self._servant.life}
+        self._warm.add((self._servant.life, place))
 
     async def _place(self, base: BaseManifest) -> Path:
         if base.tokenizer not in self._places:

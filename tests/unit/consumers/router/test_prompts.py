@@ -97,6 +97,17 @@ async def test_a_template_that_refuses_or_writes_without_end_gives_a_sentence(
     assert await tokens.count(writing, [chat("hello")]) == ["the rendered prompt is too long"]
 
 
+async def test_a_tokenizer_that_cannot_be_read_counts_nothing(
+    tokens: Tokens, objects: FileObjects, tmp_path: Path
+) -> None:
+    directory = write_base(tmp_path / "base")
+    (directory / "tokenizer.json").write_text('{"model": "none"}')
+    with pytest.raises(NotCountable, match="cannot be read"):
+        await tokens.count(await manifest_of(directory, objects), [make_job()])
+    good = await manifest_of(write_base(tmp_path / "good"), objects)
+    assert await tokens.count(good, [make_job(prompt="hello")]) == [2]
+
+
 async def test_without_a_tokenizer_nothing_is_counted_unless_words_were_asked_for(
     tokens: Tokens, objects: FileObjects, tmp_path: Path
 ) -> None:
