@@ -19,7 +19,7 @@ from infra.redis import connect
 from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
-from tests.bench import burst, ledger, pipeline, real, router
+from tests.bench import burst, eviction, ledger, pipeline, real, router
 from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
 from tests.bench.ledger import Calls
@@ -96,6 +96,8 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         async with watched("ledger", say):
             figures = await ledger.measure(stack, CALLS_QUICK if quick else CALLS, say)
         found += _show(figures, names)
+    if "eviction" in sections:
+        found += _show(eviction.measure(), names)
     if sections & {"pipeline", "burst", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
         await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
