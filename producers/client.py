@@ -21,8 +21,8 @@ from producers.job import EARLY_REPLIES_MAX, Job, Verdict, verdict
 from schemas.errors import InvalidRecord, SwitchyardError
 from schemas.ids import parse_tenant
 from schemas.jobs import DEADLINE_MS_MAX, JobCancelled, JobClass, JobSubmitted, Message, OnInterrupt, Parameters
-from schemas.record import RECORD_BYTES_MAX, decode_one_of, describe
-from schemas.replies import FINAL_REPLIES, FinalReply, JobRejected, TokensGenerated
+from schemas.record import RECORD_BYTES_MAX, Record, decode_one_of, describe
+from schemas.replies import FINAL_REPLIES, FinalReply, JobRejected, JobWaiting, TokensGenerated
 from schemas.topics import BATCH, CANCEL, JOBS, REPLIES, STREAM
 
 log = ActionLog("client")
@@ -163,7 +163,7 @@ class JobClient:
             return
         try:
             if record.topic == self._stream:
-                self._take_chunk(job, TokensGenerated.decode(record.value))
+                self._take_preview(job, decode_one_of(STREAM.records, record.value))
             else:
                 reply = decode_one_of(FINAL_REPLIES, record.value)
                 assert isinstance(reply, FinalReply)
@@ -172,9 +172,12 @@ class JobClient:
             # Written by a newer Switchyard, perhaps. One record must not cost the other jobs their replies.
             log.warning("reply.skipped", place=str(record.coordinates))
 
-    def _take_chunk(self, job: Job, chunk: TokensGenerated) -> None:
-        if chunk.job_id == job.job_id:
-            job.take_chunk(chunk)
+    def _take_preview(self, job: Job, record: Record) -> None:
+        match record:
+            case TokensGenerated() if record.job_id == job.job_id:
+                job.take_chunk(record)
+            case JobWaiting() if record.ingress == job.place:
+                job.take_notice(record.message)
 
     def _take_reply(self, job: Job, reply: FinalReply) -> None:
         if reply.job_id == job.job_id:
@@ -196,6 +199,7 @@ class JobClient:
         if not self._retry or not job.hurry(wait_s):
             self._finish(job, refusal)
             return
+        job.take_notice(f"{refusal.message} (trying again in {wait_s:.0f} s)")
         # A refusal that is delivered twice must not submit twice.
         job.place = None
         self._spawn(self._append_later(job, wait_s))

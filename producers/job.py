@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 from typing import TypeVar
 
-from producers.preview import Event, Preview, Reset
+from producers.preview import Event, Preview, Reset, Waiting
 from schemas.errors import SwitchyardError
 from schemas.jobs import JobClass, JobSubmitted, RejectReason
 from schemas.record import Coordinates
@@ -89,7 +89,7 @@ class Job:
         return self._final.done()
 
     async def events(self) -> AsyncIterator[Event]:
-        """Tokens, and a Reset where what was given before is void. Ends after the final reply."""
+        """Tokens, a Reset where what was given before is void, what is waited for. Ends after the final reply."""
         done = False
         while not done:
             self._news.clear()
@@ -105,6 +105,8 @@ class Job:
         another way begins on a new line. `events` says so in types."""
         given = current = ""
         async for event in self.events():
+            if isinstance(event, Waiting):
+                continue
             if isinstance(event, Reset):
                 current = ""
                 continue
@@ -131,6 +133,10 @@ class Job:
         if left_ms > 0 and self.record.deadline_ms is not None:
             self.record = self.record.model_copy(update={"deadline_ms": left_ms})
         return left_ms > 0
+
+    def take_notice(self, message: str) -> None:
+        self._preview.wait(message)
+        self._news.set()
 
     def take_chunk(self, chunk: TokensGenerated) -> None:
         self._preview.take(chunk)

@@ -24,7 +24,14 @@ class Reset:
     attempt: int
 
 
-Event = Token | Reset
+@dataclass(frozen=True)
+class Waiting:
+    """The job waits, and for what: in its topic, or to be sent again after a refusal for want of a place."""
+
+    message: str
+
+
+Event = Token | Reset | Waiting
 
 
 class Preview:
@@ -36,6 +43,11 @@ class Preview:
         self._text = ""
         self._given = 0
         self._reset_due = False
+        self._notices: list[Waiting] = []
+
+    def wait(self, message: str) -> None:
+        if Waiting(message) not in self._notices:
+            self._notices.append(Waiting(message))
 
     def take(self, chunk: TokensGenerated) -> None:
         if self._attempt is None or chunk.attempt > self._attempt:
@@ -55,9 +67,10 @@ class Preview:
         self._text = text
 
     def drain(self) -> tuple[Event, ...]:
-        """What the reader has not been given yet: at most a reset and one piece of text."""
+        """What the reader has not been given yet: notices, at most a reset, and one piece of text."""
         attempt = self._attempt or 0
-        events: list[Event] = []
+        events: list[Event] = list(self._notices)
+        self._notices.clear()
         if self._reset_due:
             events.append(Reset(attempt))
             self._reset_due = False

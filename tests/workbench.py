@@ -83,7 +83,7 @@ class Bench:
 
     async def chunks(self) -> list[TokensGenerated]:
         found = [r for tenant in self.tenants for r in await self.world.read(f"stream.{tenant}")]
-        return [TokensGenerated.decode(record.value) for record in found]
+        return readable((TokensGenerated,), found)
 
     async def audit(self) -> list[object]:
         return list(readable(AUDIT_RECORDS, await self.world.read("audit")))

@@ -138,9 +138,12 @@ def _print_final(final: "FinalReply", as_json: bool) -> None:
 
 
 async def _print_tokens(submitted: "Job") -> None:
-    from producers.preview import Reset
+    from producers.preview import Reset, Waiting
 
     async for event in submitted.events():
+        if isinstance(event, Waiting):
+            click.echo(f"waits: {event.message}", err=True)
+            continue
         if isinstance(event, Reset):
             click.echo()
             click.echo(f"[begun again, attempt {event.attempt}]", err=True)

@@ -16,6 +16,7 @@ from producers.client import JobClient
 from producers.job import Job
 from schemas.adapters import AdapterManifest
 from schemas.jobs import JobClass, Parameters
+from schemas.record import decode_one_of
 from schemas.replies import FinalReply, JobCompleted, TokensGenerated
 from schemas.topics import STREAM
 from tests.bench.children import BenchFailed, Say, measured_by
@@ -182,9 +183,10 @@ async def _saturated(stack: Stack, setup: Setup, submitter: Submitter) -> float:
     for job in submitted:
         completed(await job.result())
     chunks = [
-        (record.timestamp_ms / 1000, TokensGenerated.decode(record.value).tokens)
+        (record.timestamp_ms / 1000, chunk.tokens)
         for topic in topics
         for partition, start in before[topic].items()
         async for record in read_range(settings, topic, partition, start)
+        if isinstance(chunk := decode_one_of(STREAM.records, record.value), TokensGenerated)
     ]
     return middle_rate(chunks)

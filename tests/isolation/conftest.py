@@ -12,7 +12,7 @@ from tests.isolation.house import House, house_on
 from tests.isolation.notes import ROWS, Note, Row
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def matrix_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = StackOptions(
         home=tmp_path_factory.mktemp("matrix"), router=True, settler=True, orderly=False, prompts=IN_WORDS
@@ -21,7 +21,7 @@ def matrix_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def house(matrix_stack: Stack) -> AsyncIterator[House]:
     async with house_on(matrix_stack) as house:
         yield house

@@ -17,7 +17,7 @@ from tests.factories import granted, withdrawn
 from tests.isolation.house import NORTH, SOUTH, House
 from tests.isolation.notes import Note
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 PAIRS = 25
 # Medians further apart than this would tell one from the other.

@@ -18,7 +18,7 @@ from tests.isolation.notes import Note
 from tests.routes import make_route
 from tests.world import PARTITIONS
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def letter_for(house: House, offset: int, partition: int) -> str:

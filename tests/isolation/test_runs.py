@@ -17,7 +17,7 @@ from schemas.topics import ALIASES
 from tests.isolation.house import CANARY, NORTH, SOUTH, House
 from tests.isolation.notes import Note
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def test_an_alias_moved_in_mid_run(house: House, note: Note) -> None:

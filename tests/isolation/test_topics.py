@@ -10,7 +10,7 @@ from tests.integration.test_acls import refusal, write
 from tests.isolation.house import NORTH, SOUTH, House
 from tests.isolation.notes import Note
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 NOT_ALLOWED = "TOPIC_AUTHORIZATION_FAILED"
 

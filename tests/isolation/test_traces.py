@@ -10,7 +10,7 @@ from schemas.topics import REPLIES, STREAM
 from tests.isolation.house import ALIASES, CANARY, NORTH, SOUTH, House
 from tests.isolation.notes import Note
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 # What the fake engine says: `«digest» w1 w2`.

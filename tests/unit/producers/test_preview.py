@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.job import Verdict, verdict
-from producers.preview import TEXT_CHARACTERS_MAX, Event, Preview, Reset, Token
+from producers.preview import TEXT_CHARACTERS_MAX, Event, Preview, Reset, Token, Waiting
 from schemas.jobs import RejectReason
 from schemas.record import Coordinates
 from schemas.replies import FinalReply, JobRejected, TokensGenerated
@@ -27,6 +27,7 @@ def shown(events: list[Event]) -> str:
     """The text that a reader holds in the end."""
     text = ""
     for event in events:
+        assert not isinstance(event, Waiting)
         text = "" if isinstance(event, Reset) else text + event.text
     return text
 
@@ -89,3 +90,13 @@ def test_a_retryable_refusal_asks_for_another_try_of_its_own_record_only() -> No
     assert verdict(refusal(RejectReason.CAPACITY, OURS, retryable=True), OURS) is Verdict.TRY_AGAIN
     assert verdict(refusal(RejectReason.CAPACITY, OTHER, retryable=True), OURS) is Verdict.NOT_OURS
     assert verdict(refusal(RejectReason.CAPACITY, OURS, retryable=True), None) is Verdict.NOT_OURS
+
+
+def test_what_a_job_waits_for_is_said_once_before_its_text() -> None:
+    preview = Preview()
+    preview.wait("no place is free")
+    preview.wait("no place is free")
+    assert preview.drain() == (Waiting("no place is free"),)
+    preview.wait("no worker is ready")
+    preview.finish("text", 1)
+    assert preview.drain() == (Waiting("no worker is ready"), Token("text", 1))
