@@ -66,25 +66,11 @@ class Ledger:
         answer = await self._call(
             "admit",
             keys.member_of(ask.tenant, ask.job_id),
-            ask.tenant,
             ask.body_hash,
             str(ask.ingress),
-            int(decision.job_class is JobClass.INTERACTIVE),
             decision.identity.adapter,
             keys.window_of(decision.pool, decision.partition),
-            ask.concurrency_max,
-            ask.adapter_concurrency_max,
-            ask.tokens_per_minute,
-            ask.tokens_per_day,
-            ask.window_max,
-            decision.limits.prompt_tokens,
-            decision.limits.tokens_max,
-            decision.weight,
-            decision.expires_at_ms,
-            ask.grace_ms,
-            ask.memory_ms,
-            RETRY_AFTER_MS,
-            SWEEP_MAX,
+            _numbers(ask),
             decision.encode(),
             " ".join(f"{tenant}={places}" for tenant, places in ask.reserved.items()),
             refusal=keys.refusal_key(ask.ingress),
@@ -229,6 +215,17 @@ def _remembered(answer: list[Any]) -> Remembered:
                 ingress=keys.coordinates(ingress.decode()),
             )
     return _REMEMBERED[answer[0]]
+
+
+def _numbers(ask: Admission) -> str:
+    """What of an admission is a number, as one argument (ledger/functions/leases.lua)."""
+    decision, limits = ask.decision, ask.decision.limits
+    numbers = (
+        int(decision.job_class is JobClass.INTERACTIVE), ask.concurrency_max, ask.adapter_concurrency_max,
+        ask.tokens_per_minute, ask.tokens_per_day, ask.window_max, limits.prompt_tokens, limits.tokens_max,
+        decision.weight, decision.expires_at_ms, ask.grace_ms, ask.memory_ms, RETRY_AFTER_MS, SWEEP_MAX,
+    )  # fmt: skip
+    return " ".join(map(str, numbers))
 
 
 def _named(counts: dict[str, int], prefix: str) -> dict[str, int]:
