@@ -57,6 +57,13 @@ def _cluster(settings: RedisSettings) -> RedisCluster:
 
 
 class _Cluster(RedisCluster):
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **kwargs)
+        except exceptions.RedisClusterException as error:
+            # No error of Redis by type: none of its nodes answered.
+            raise exceptions.RedisError(str(error)) from error
+
     def pipeline(self, transaction: Any | None = None, shard_hint: Any | None = None) -> "_Pipeline":  # noqa: ARG002
         return _Pipeline(self, transaction)  # type: ignore[abstract]
 
