@@ -1,5 +1,6 @@
 """Redis: one client, built so that no call is ever made twice or waits without a bound."""
 
+import asyncio
 from typing import Any, Final, cast
 
 from redis import exceptions
@@ -57,7 +58,25 @@ def _cluster(settings: RedisSettings) -> RedisCluster:
 
 
 class _Cluster(RedisCluster):
+    """Closes every node that it ever knew: the library forgets one that left the cluster with its connections open."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._known: dict[int, ClusterNode] = {}
+
+    def remember(self) -> None:
+        """Before every call, so that a node is known before the cluster may lose it."""
+        nodes = self.nodes_manager
+        self._known |= {id(node): node for node in (*nodes.nodes_cache.values(), *nodes.startup_nodes.values())}
+
+    async def aclose(self) -> None:
+        known = list(self._known.values())
+        self._known.clear()
+        await super().aclose()
+        await asyncio.gather(*(node.disconnect() for node in known), return_exceptions=True)
+
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        self.remember()
         try:
             return await super().execute_command(*args, **kwargs)
         except exceptions.RedisClusterException as error:
@@ -76,6 +95,8 @@ class _Pipeline(ClusterPipeline):
     """
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        assert isinstance(self.cluster_client, _Cluster)
+        self.cluster_client.remember()
         try:
             answers = await super().execute(raise_on_error, allow_redirections)
         except _NO_ANSWER:
