@@ -79,6 +79,10 @@ class _Cluster(RedisCluster):
         self.remember()
         try:
             return await super().execute_command(*args, **kwargs)
+        except exceptions.ReadOnlyError:
+            # A primary until a moment ago, of a command without a key: the next call asks who it is now.
+            await self.aclose()
+            raise
         except exceptions.RedisClusterException as error:
             # No error of Redis by type: none of its nodes answered.
             raise exceptions.RedisError(str(error)) from error

@@ -120,7 +120,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def reopen(gate: Gate, fold: LogFold | None = None) -> None:
-    """As a rebuild does, of this log."""
+    """As a keeper does, of this log: again, where the cluster has not settled."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await rebuilt(gate, fold)
+            except LedgerUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def rebuilt(gate: Gate, fold: LogFold | None) -> None:
     await gate.load()
     epoch = await gate.raise_epoch()
     await gate.clear(epoch)
