@@ -57,6 +57,8 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
         return _refuse(RejectReason.CLASS_NOT_GRANTED, f"this tenant has no grant for {context.job_class} jobs")
     if job.tenant is not None and job.tenant != context.tenant:
         return _refuse(RejectReason.TENANT_MISMATCH, "'tenant' is not the one whose topic this is; leave it out")
+    if job.impersonation is not None:
+        return _refuse(RejectReason.TENANT_MISMATCH, "nobody may act in this tenant's name; leave 'impersonation' out")
     grant = registry.grant_for(context.tenant, job.alias, context.job_class, now_ms)
     digest = _digest_of(job.alias, context.tenant, registry) if grant is not None else None
     manifest = registry.adapters[digest].manifest if digest is not None else None
