@@ -99,7 +99,8 @@ class Admissions:
 
     async def count(self, works: Sequence[Work]) -> None:
         """Count the prompts of what was not counted yet, for each base at once."""
-        uncounted = [work for work in works if isinstance(work, Job) and work.prompt_tokens is None]
+        # Without a base there was nothing to count for: its alias may have been pointed since.
+        uncounted = [work for work in works if isinstance(work, Job) and not work.prompt_tokens]
         by_base: dict[str, list[Job]] = {}
         for work in uncounted:
             base = self._registry.base_behind(work.tenant, work.job.alias)
@@ -158,6 +159,8 @@ class Admissions:
             key_id=self._key_id,
         )
         choice = decide(work.job, context, self._registry, self._clock.now_ms())
+        if isinstance(choice, Candidate) and not work.prompt_tokens:
+            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY, UNCOUNTED)
         if isinstance(choice, Candidate):
             word = await self._ledger.admit(
                 answers.Admission(

@@ -291,3 +291,13 @@ async def test_a_broken_cancellation_is_a_dead_letter_and_no_reply(content: Reco
     assert [outgoing.topic for outgoing in effect.replies] == ["dlq"]
     assert effect.audit == ()
     assert effect.appends == ()
+
+
+async def test_a_job_that_came_before_its_alias_is_counted_before_it_is_admitted() -> None:
+    desk = Desk(registry=make_registry([entry for entry in make_world() if entry[0] != "aliases"]))
+    work = desk.work(make_job(), "batch.acme")
+    await desk.admissions.count([work])
+    desk.registry.aliases.update(make_registry().aliases)
+    desk.registry.grants.update(make_registry().grants)
+    assert await desk.admissions.answer(work) is None, "never admitted without a count"
+    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2
