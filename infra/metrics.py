@@ -18,7 +18,7 @@ CLASSES: Final = ("interactive", "batch")
 OUTCOMES: Final = ("completed", "failed", "rejected", "cancelled", "expired", "interrupted", "revoked")
 REJECT_REASONS: Final = (
     "invalid_record", "unknown_alias", "limit_exceeded", "deadline_passed", "job_id_reused", "cancelled",
-    "tenant_mismatch", "class_not_granted", "capacity", "concurrency", "rate", "budget", "not_ready",
+    "tenant_mismatch", "class_not_granted", "impersonation", "capacity", "concurrency", "rate", "budget", "not_ready",
 )  # fmt: skip
 LEDGER_CALLS: Final = ("admit", "begin", "cancel", "settle", "window")
 SECONDS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

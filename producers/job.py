@@ -14,7 +14,9 @@ from schemas.replies import FinalReply, JobCompleted, JobRejected, TokensGenerat
 # Replies that came before the broker acknowledged the job, and so before its place is known.
 EARLY_REPLIES_MAX = 16
 # These are about one record, and no other of the same id.
-OF_ONE_RECORD = frozenset({RejectReason.INVALID_RECORD, RejectReason.JOB_ID_REUSED, RejectReason.TENANT_MISMATCH})
+OF_ONE_RECORD = frozenset({
+    RejectReason.INVALID_RECORD, RejectReason.JOB_ID_REUSED, RejectReason.TENANT_MISMATCH, RejectReason.IMPERSONATION,
+})  # fmt: skip
 
 Result = TypeVar("Result")
 

@@ -24,6 +24,7 @@ STATUS: dict[str, int] = {
     RejectReason.JOB_ID_REUSED: 409,
     RejectReason.TENANT_MISMATCH: 403,
     RejectReason.CLASS_NOT_GRANTED: 403,
+    RejectReason.IMPERSONATION: 403,
     Outcome.REVOKED: 403,
     Outcome.INTERRUPTED: 503,
     Outcome.FAILED: 500,

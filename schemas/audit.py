@@ -187,11 +187,13 @@ class AdapterEvicted(AuditRecord):
 
 
 class Impersonated(AuditRecord):
-    """A permission to act in a tenant's name was given. Keyed `tenant/<tenant>`."""
+    """A job is admitted that somebody else submitted in the tenant's name. Written before its `Admitted`."""
 
     type: Literal["Impersonated"] = "Impersonated"
     version: Literal[1] = 1
-    tenant: TenantId
+    identity: Identity
+    job_id: JobId
+    ingress: Coordinates
     impersonation: Impersonation
 
 

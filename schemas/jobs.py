@@ -47,6 +47,8 @@ class RejectReason(StrEnum):
     CANCELLED = "cancelled"
     TENANT_MISMATCH = "tenant_mismatch"
     CLASS_NOT_GRANTED = "class_not_granted"
+    #: The grant that the job carries does not allow acting in this tenant's name.
+    IMPERSONATION = "impersonation"
     # The retryable ones: no outcome, the job id stays free.
     #: The pool has no place for this tenant now.
     CAPACITY = "capacity"

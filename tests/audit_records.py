@@ -1,7 +1,8 @@
 """Audit records of one job each, with defaults."""
 
-from schemas.audit import Admitted, Finished, Started
+from schemas.audit import Admitted, Finished, Impersonated, Started
 from schemas.digest import digest_of
+from schemas.impersonation import Impersonation
 from schemas.jobs import JobClass, Outcome
 from schemas.record import Coordinates, Identity
 from schemas.replies import Usage
@@ -14,13 +15,24 @@ def place(topic: str, offset: int) -> Coordinates:
     return Coordinates(topic=topic, partition=0, offset=offset)
 
 
-def admitted(number: int = 1, identity: Identity = IDENTITY, ingress: int | None = None) -> Admitted:
+def admitted(
+    number: int = 1,
+    identity: Identity = IDENTITY,
+    ingress: int | None = None,
+    impersonation: Impersonation | None = None,
+) -> Admitted:
     return Admitted(
         identity=identity, job_id=f"job-{number}", job_class=JobClass.BATCH, alias="a", body_hash=digest_of(b"body"),
         ingress=place("batch.acme", number if ingress is None else ingress), pool="main", request_partition=0,
         tokens_max=1, context_max=1, decided_on={}, ledger_epoch=1, admitted_at_us=1, lease_ends_at_us=1,
-        expires_at_ms=1, key_id="route-1",
+        expires_at_ms=1, key_id="route-1", impersonation=impersonation,
     )  # fmt: skip
+
+
+def impersonated(impersonation: Impersonation, number: int = 1) -> Impersonated:
+    return Impersonated(
+        identity=IDENTITY, job_id=f"job-{number}", ingress=place("batch.acme", number), impersonation=impersonation
+    )
 
 
 def started(number: int = 1, attempt: int = 1) -> Started:

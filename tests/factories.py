@@ -18,6 +18,7 @@ from schemas.adapters import (
     WorkerReady,
 )
 from schemas.digest import digest_of
+from schemas.impersonation import Impersonation, SignedImpersonation
 from schemas.jobs import JobSubmitted, Parameters
 from schemas.keys import KeyPublished, KeyRole
 from schemas.record import Record
@@ -159,6 +160,23 @@ def ready(
 def published(key: SigningKey) -> Entry:
     record = KeyPublished(key_id=key.key_id, role=key.role, public_key=key.public_key)
     return KEYS.name, key.key_id, record
+
+
+def make_grant(
+    tenant: str, granted_at_ms: int, lasts_ms: int = 60_000, key: SigningKey | None = None
+) -> SignedImpersonation:
+    """What lets an operator act for this tenant, by the admin key unless another is given."""
+    signer = key or KEYS_OF_ROLE[KeyRole.ADMIN]
+    impersonation = Impersonation(
+        grant_id="grant-0001",
+        tenant=tenant,
+        admin="eve",
+        reason="ticket 7",
+        granted_at_ms=granted_at_ms,
+        expires_at_ms=granted_at_ms + lasts_ms,
+        key_id=signer.key_id,
+    )
+    return SignedImpersonation(impersonation=impersonation, signature=signer.sign(impersonation))
 
 
 def make_world(

@@ -100,7 +100,7 @@ UNTOLD = frozenset({"type", "version", "writer", "writer_seq", "identity", "adap
 def _event_line(entry: "Entry") -> str:
     record = entry.record
     assert record is not None
-    time = datetime.fromtimestamp(entry.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    time = _time(entry.timestamp_ms)
     fields = {name: value for name, value in record if name not in UNTOLD}
     identity, job_id = getattr(record, "identity", None), getattr(record, "job_id", None)
     job = f" {identity.tenant}/{job_id}" if identity and job_id else ""
@@ -108,9 +108,17 @@ def _event_line(entry: "Entry") -> str:
 
 
 def _told(value: object) -> str:
-    """A nested value in one word: usage as numbers, a place as topic/partition/offset."""
+    """A nested value in few words: usage as numbers, a place as topic/partition/offset, who acted as who, why, when."""
+    from schemas.impersonation import Impersonation
     from schemas.replies import Usage
 
+    if isinstance(value, Impersonation):
+        # Quoted as Python does, so that what somebody wrote moves no cursor.
+        return f"{value.admin!r} until {_time(value.expires_at_ms)} because {value.reason!r}"
     if isinstance(value, Usage):
         return f"{value.prompt_tokens}+{value.completion_tokens}"
     return str(value)
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

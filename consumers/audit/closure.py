@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from schemas.audit import Admitted, AuditRecord, CancelRequested, Finished, Started, WriterClosed
+from schemas.audit import Admitted, AuditRecord, CancelRequested, Finished, Impersonated, Started, WriterClosed
 from schemas.errors import SwitchyardError
+from schemas.impersonation import Impersonation
 from schemas.jobs import Outcome
 from schemas.record import Coordinates, Identity
 from schemas.topics import JOBS
@@ -109,6 +110,7 @@ class Closure:
         self._stories: dict[tuple[str, str], Story] = {}
         self._numbers: dict[str, int] = {}
         self._closed: set[str] = set()
+        self._impersonated: dict[Coordinates, Impersonation] = {}
         self._problems: list[str] = []
 
     def add(self, entry: Entry) -> None:
@@ -178,6 +180,8 @@ class Closure:
         if len(self._events) == EVENTS_MAX:
             raise HistoryTooLong
         self._events.append(entry)
+        if isinstance(record, Impersonated):
+            self._impersonated[record.ingress] = record.impersonation
         if isinstance(record, Admitted | Started | Finished | CancelRequested) and record.identity is not None:
             self._tell_job(entry, record, record.identity)
 
@@ -209,6 +213,11 @@ class Closure:
         ran = {e.record.attempt for e in story.outcomes.values() if isinstance(e.record, Finished) and completed(e)}
         if self._coverage.start == 0 and not ran <= story.attempts:
             yield f"job {job}: completed in an attempt that never started"
+        for place, entry in story.admissions.items():
+            claimed = entry.record.impersonation if isinstance(entry.record, Admitted) else None
+            # A range may begin between the two.
+            if claimed != self._impersonated.get(place) and self._coverage.start == 0:
+                yield f"job {job}: its admission and the record of who acted in the tenant's name differ"
 
     def _open_jobs(self) -> Iterator[OpenJob]:
         for (tenant, job_id), story in sorted(self._stories.items()):
@@ -223,7 +232,7 @@ def completed(entry: Entry) -> bool:
 
 def fold_key(record: AuditRecord) -> tuple[object, ...] | None:
     """What two appends of the same fact have in common; None for records that are never appended twice."""
-    if isinstance(record, Admitted | CancelRequested):
+    if isinstance(record, Admitted | CancelRequested | Impersonated):
         return record.type, record.ingress
     if isinstance(record, Finished):
         return record.type, record.metering

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from ledger.answers import Decision
 from ledger.registry import Registry
+from schemas.acting import acting_problem
 from schemas.adapters import AdapterManifest, PoolConfigured
 from schemas.ids import is_alias
 from schemas.jobs import JobClass, JobSubmitted, Limits, RejectReason, tenant_job
+from schemas.keys import KeyRole
 from schemas.record import RECORD_BYTES_MAX, Identity
 from schemas.routing import partition_of
 from schemas.tenants import TenantConfigured, TenantState
@@ -58,7 +60,11 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     if job.tenant is not None and job.tenant != context.tenant:
         return _refuse(RejectReason.TENANT_MISMATCH, "'tenant' is not the one whose topic this is; leave it out")
     if job.impersonation is not None:
-        return _refuse(RejectReason.TENANT_MISMATCH, "nobody may act in this tenant's name; leave 'impersonation' out")
+        # By the broker's time: a job that waited was allowed when it came.
+        keys = registry.keys(KeyRole.ADMIN)
+        problem = acting_problem(job.impersonation, context.tenant, context.timestamp_ms, keys)
+        if problem is not None:
+            return _refuse(RejectReason.IMPERSONATION, problem)
     grant = registry.grant_for(context.tenant, job.alias, context.job_class, now_ms)
     digest = _digest_of(job.alias, context.tenant, registry) if grant is not None else None
     manifest = registry.adapters[digest].manifest if digest is not None else None

@@ -6,8 +6,9 @@ from consumers.router.intake import Cancellation, Job, Unreadable
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Outgoing, dead_letter
 from ledger.answers import Decision, Flagged, Granted
-from schemas.audit import Admitted, AuditRecord, CancelRequested, Rejected
+from schemas.audit import Admitted, AuditRecord, CancelRequested, Impersonated, Rejected
 from schemas.ids import TenantId
+from schemas.impersonation import Impersonation
 from schemas.jobs import RETRYABLE, RejectReason, RequestCancelled, RequestRouted, Route
 from schemas.record import Coordinates
 from schemas.replies import JobRejected, JobWaiting
@@ -50,7 +51,10 @@ class Effects:
         outgoing = self._publisher.encoded(
             REQUESTS.of(decision.pool), digest, RequestRouted, value, digest, decision.partition, work.record.opened()
         )
-        return Effect(audit=((digest, _admitted(work, granted, decision, ingress)),), appends=(outgoing,))
+        audit: tuple[AuditRecord, ...] = (_admitted(work, granted, decision, ingress),)
+        if work.job.impersonation is not None:
+            audit = (_impersonated(work, work.job.impersonation.impersonation, granted), *audit)
+        return Effect(audit=tuple((digest, record) for record in audit), appends=(outgoing,))
 
     def rejected(self, work: Job, reason: RejectReason, message: str, retry_after_ms: int | None = None) -> Effect:
         """A refusal. Only a permanent one is an outcome and belongs into the audit."""
@@ -147,6 +151,16 @@ def _admitted(work: Job, granted: Granted, decision: Decision, ingress: Coordina
         weight=decision.weight,
         lift=granted.lift,
         key_id=decision.key_id,
+        impersonation=work.job.impersonation.impersonation if work.job.impersonation is not None else None,
+    )
+
+
+def _impersonated(work: Job, impersonation: Impersonation, granted: Granted) -> Impersonated:
+    return Impersonated(
+        identity=granted.decision.identity,
+        job_id=work.job_id,
+        ingress=granted.ingress,
+        impersonation=impersonation,
     )
 
 

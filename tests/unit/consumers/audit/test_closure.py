@@ -10,8 +10,10 @@ from consumers.audit.cli import as_document, as_lines
 from consumers.audit.closure import JOB_MEMORY_MS, Closure, Coverage, Entry, Evidence, Verdict
 from schemas.audit import AuditRecord, WriterClosed
 from schemas.digest import digest_of
-from tests.audit_records import DIGEST, IDENTITY, admitted, finished, started
+from tests.audit_records import DIGEST, IDENTITY, admitted, finished, impersonated, started
+from tests.factories import make_grant
 
+GRANT = make_grant("acme", 0).impersonation
 OTHER_BASE = IDENTITY.model_copy(update={"base": digest_of(b"other")})
 
 
@@ -101,6 +103,32 @@ def test_missing_offsets_and_unreadable_records_are_problems() -> None:
         "offsets 4 to 8 are missing",
         "job acme/job-1: completed in an attempt that never started",
     )
+
+
+def test_a_job_in_the_tenants_name_tells_who_until_when_and_why_in_one_line() -> None:
+    told = (impersonated(GRANT), admitted(impersonation=GRANT), started(), finished())
+    evidence = replayed(entries(*told[:2], *told))
+    assert (evidence.verdict, evidence.repeated) == (Verdict.COMPLETE, 2)
+    line = as_lines(evidence)[2]
+    assert line.split()[2:4] == ["Impersonated", "acme/job-1"]
+    assert "'eve' until 1970-01-01T00:01:00.000+00:00 because 'ticket 7'" in line
+
+
+def test_a_line_moves_no_cursor_whatever_reason_was_given() -> None:
+    evil = GRANT.model_copy(update={"reason": "\x1b[2Jnothing\nhere"})
+    assert "because '\\x1b[2Jnothing\\nhere'" in as_lines(replayed(entries(impersonated(evil))))[2]
+
+
+def test_an_admission_that_does_not_agree_with_who_acted_is_a_problem() -> None:
+    other, differ = GRANT.model_copy(update={"admin": "mallory"}), (
+        "job acme/job-1: its admission and the record of who acted in the tenant's name differ",
+    )  # fmt: skip
+    rest = (started(), finished())
+    assert replayed(entries(admitted(impersonation=GRANT), *rest)).problems == differ
+    assert replayed(entries(impersonated(GRANT), admitted(), *rest)).problems == differ
+    assert replayed(entries(impersonated(other), admitted(impersonation=GRANT), *rest)).problems == differ
+    later = replayed(entries(admitted(impersonation=GRANT), *rest, start=7), start=7)
+    assert later.verdict is Verdict.COMPLETE
 
 
 def test_a_writer_that_writes_after_it_closed_is_a_problem() -> None:

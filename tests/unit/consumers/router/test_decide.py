@@ -6,7 +6,6 @@ import pytest
 
 from consumers.router.decide import Candidate, Context, Refusal, decide
 from schemas.adapters import AdapterRevoked
-from schemas.impersonation import Impersonation, SignedImpersonation
 from schemas.jobs import JobClass, JobSubmitted, RejectReason
 from schemas.keys import KeyRevoked, KeyRole
 from schemas.record import RECORD_BYTES_MAX
@@ -159,18 +158,6 @@ def test_a_malformed_alias_is_refused_before_anything_is_looked_up() -> None:
     assert isinstance(decide(make_job(alias="../support"), make_context(), registry, NOW_MS), Refusal)
 
 
-CLAIM = SignedImpersonation(
-    impersonation=Impersonation(
-        grant_id="grant-0001",
-        tenant="acme",
-        admin="eve",
-        reason="none",
-        granted_at_ms=0,
-        expires_at_ms=2**42,
-        key_id="k",
-    ),
-    signature="forged",
-)
 REFUSALS: dict[str, tuple[JobSubmitted, list[Entry], Context, RejectReason]] = {
     "a tenant nobody configured": (
         make_job(), [], make_context(tenant="initech"), RejectReason.CLASS_NOT_GRANTED
@@ -183,9 +170,6 @@ REFUSALS: dict[str, tuple[JobSubmitted, list[Entry], Context, RejectReason]] = {
     ),
     "another tenant's name in the payload": (
         make_job(tenant="globex"), [], make_context(), RejectReason.TENANT_MISMATCH
-    ),
-    "a claim to act in the tenant's name": (
-        make_job(impersonation=CLAIM), [], make_context(), RejectReason.TENANT_MISMATCH
     ),
     "more tokens than the tenant may": (
         make_job(tokens_max=65), [configured("acme", tokens_max=64)], make_context(), RejectReason.LIMIT_EXCEEDED
