@@ -3,11 +3,12 @@
 import asyncio
 import sys
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from producers.cli.options import tenant_option
+from producers.cli.options import acting_for, acting_options, tenant_option
 
 if TYPE_CHECKING:
     from producers.client import JobClient
@@ -26,7 +27,7 @@ def job() -> None:
 
 
 @job.command()
-@tenant_option
+@acting_options
 @click.option("--alias", required=True, help="The tenant's name for the adapter to run under.")
 @click.option("--system", help="A system message before the prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
@@ -45,7 +46,9 @@ def job() -> None:
 def run(
     ctx: click.Context,
     /,
-    tenant: str,
+    tenant: str | None,
+    as_tenant: str | None,
+    grant: Path | None,
     alias: str,
     prompt: str,
     system: str | None,
@@ -59,10 +62,14 @@ def run(
 
     The receipt goes to standard error. Exit code 0: completed; 1: failed or rejected; 130: interrupted, and cancelled.
     """
+    from infra.clock import SystemClock
     from infra.credentials import kafka_as
     from producers.client import JobClient, make_record, random_job_id
+    from producers.impersonation import ADMIN, check_grant, load_grant
     from schemas.jobs import JobClass
 
+    owner = acting_for(ctx, tenant, as_tenant, grant)
+    impersonation = load_grant(grant) if grant is not None else None
     turns = [("system", system), ("user", sys.stdin.read() if prompt == "-" else prompt)]
     record = make_record(
         {
@@ -73,13 +80,17 @@ def run(
             "session_id": session_id,
             # Not a number passes every range; as 0 the record refuses it in words.
             "deadline_ms": None if deadline_s is None else int(deadline_s * 1000) if isfinite(deadline_s) else 0,
+            "impersonation": impersonation,
         }
     )
 
     job_class = JobClass.BATCH if batch else JobClass.INTERACTIVE
 
     async def submit_and_follow() -> int:
-        async with JobClient(kafka_as(tenant), tenant) as client:
+        settings = kafka_as(owner if impersonation is None else ADMIN)
+        if impersonation is not None:
+            await check_grant(settings, impersonation, owner, SystemClock().now_ms())
+        async with JobClient(settings, owner) as client:
             return await _follow(client, record, job_class, as_json)
 
     ctx.exit(asyncio.run(submit_and_follow()))

@@ -8,6 +8,7 @@ import click
 
 from infra.settings import StackFile
 from producers.cli.at_desk import at_desk, print_table, running_stack
+from producers.cli.impersonate import impersonate
 from producers.release import platform
 from producers.release.desk import Desk
 from producers.release.tenant_file import changes_in
@@ -23,6 +24,9 @@ TIME = click.DateTime()
 @click.group()
 def tenant() -> None:
     """Tenants: what each may use."""
+
+
+tenant.add_command(impersonate)
 
 
 @tenant.command()
