@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
+from infra.clock import SystemClock
 from infra.kafka.records import Incoming
-from schemas.audit import Finished, Rejected, Started
+from schemas.audit import Finished, Impersonated, Rejected, Started
 from schemas.digest import digest_of
 from schemas.jobs import Outcome, RejectReason
 from schemas.keys import KeyRole
 from schemas.replies import JobCompleted, JobFailed, JobRejected
 from schemas.signing import SigningKey
 from schemas.topics import DLQ, DLQ_OFFSET, DLQ_REASON, DLQ_TOPIC, REQUESTS
-from tests.factories import make_job
+from tests.factories import make_grant, make_job
 from tests.isolation.house import CANARY, NORTH, POOL, SOUTH, House
 from tests.isolation.notes import Note
 from tests.routes import make_route
@@ -76,6 +77,32 @@ async def test_a_forged_context(house: House, note: Note) -> None:
         "forged context: north's name in south's record; a route signed by a stranger",
         "refused; dead letter, never executed",
         f"{proof}; {letter}",
+    )
+
+
+async def test_impersonation_without_a_grant(house: House, note: Note) -> None:
+    """South takes north's grant, writes one for itself, and signs one with a key that bears the admin's name."""
+    now_ms = SystemClock().now_ms()
+    stranger = SigningKey.generate("admin-1", KeyRole.ADMIN)
+    for grant in (
+        make_grant(NORTH, now_ms, key=house.world.key(KeyRole.ADMIN)),
+        make_grant(SOUTH, now_ms, key=stranger),
+        make_grant(SOUTH, now_ms, key=house.world.key(KeyRole.GATE)),
+    ):
+        for alias in ("a", "north-secret"):
+            job = make_job(alias=alias, prompt=CANARY, impersonation=grant)
+            await house.post_job(SOUTH, job)
+            reply = await house.reply_to(SOUTH, job.job_id)
+            assert isinstance(reply, JobRejected)
+            assert reply.reason is RejectReason.IMPERSONATION
+            assert NORTH not in reply.message
+            proof = await house.proof(Rejected, job_id=job.job_id, reason=RejectReason.IMPERSONATION)
+            assert not await house.routes(job.job_id)
+            assert not await house.audit(Impersonated, job_id=job.job_id)
+    note(
+        "impersonation without a grant: north's grant, one signed by a stranger, one by the gate's key",
+        "refused before any alias is looked up",
+        proof,
     )
 
 
