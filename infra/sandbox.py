@@ -1,6 +1,6 @@
 """Run one of our modules on untrusted files, in a process that can do little else.
 
-`python -m infra.sandbox LIMITS MODULE ARGUMENT...` limits itself, then runs the module: bounded memory, CPU and time,
+The process gets LIMITS MODULE ARGUMENT..., limits itself, then runs the module: bounded memory, CPU and time,
 no file written, no socket, no further process. A second fence: what runs inside is our own parser, not their code.
 """
 
@@ -13,6 +13,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import SwitchyardError
@@ -26,6 +27,13 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
+
+
+# Isolated from the environment and the folder it starts in, and still the code of this very process.
+BOOT = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); "
+    "from infra.sandbox import main; main(sys.argv[1:])"
+)
 
 
 class SandboxFailed(SwitchyardError):
@@ -131,7 +139,7 @@ class Servant:
 
 
 def _command(limits: Limits, module: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-B", "-m", "infra.sandbox", json.dumps(asdict(limits)), module, *arguments]
+    return [sys.executable, "-I", "-B", "-c", BOOT, json.dumps(asdict(limits)), module, *arguments]
 
 
 async def _converse(process: asyncio.subprocess.Process, content: bytes, bytes_max: int) -> tuple[bytes, bytes]:
@@ -182,7 +190,3 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"{event} is not allowed here")
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
         raise PermissionError("opening a file for writing is not allowed here")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
