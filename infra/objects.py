@@ -116,14 +116,23 @@ class FileObjects:
 
     async def get(self, digest: str, bytes_max: int = GET_BYTES_MAX) -> bytes:
         path = self._path(digest)
-        return await asyncio.to_thread(lambda: checked(digest, read_file(path, bytes_max)))
+        return await asyncio.to_thread(lambda: checked(digest, self._read(path, bytes_max)))
 
     async def fetch(self, digest: str, to: Path, bytes_max: int = OBJECT_BYTES_MAX) -> None:
         path = self._path(digest)
-        await asyncio.to_thread(lambda: write_checked(digest, read_file(path, bytes_max), to))
+        await asyncio.to_thread(lambda: write_checked(digest, self._read(path, bytes_max), to))
 
     async def has(self, digest: str) -> bool:
         return is_digest(digest) and await asyncio.to_thread(self._path(digest).is_file)
+
+    def _read(self, path: Path, bytes_max: int) -> Iterator[bytes]:
+        """As `read_file`. Where not one object lies, the directory is not the store: a volume that is away."""
+        try:
+            yield from read_file(path, bytes_max)
+        except ObjectUnknown as error:
+            if not path.parents[1].is_dir():
+                raise ObjectStoreDown(f"{self._directory} holds no objects: is it mounted?") from error
+            raise
 
     def _put(self, content: bytes | Path) -> str:
         self._directory.mkdir(parents=True, exist_ok=True)

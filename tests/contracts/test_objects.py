@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from infra.objects import FileObjects, ObjectCorrupt, Objects, ObjectTooLarge, ObjectUnknown, object_key, open_objects
+from infra.objects import (
+    FileObjects,
+    ObjectCorrupt,
+    Objects,
+    ObjectStoreDown,
+    ObjectTooLarge,
+    ObjectUnknown,
+    object_key,
+    open_objects,
+)
 from infra.settings import BadSettings, ObjectSettings
 from tests.versitygw import Gateway, versitygw
 
@@ -58,6 +67,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.fixture(params=["files", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "files":
+        (tmp_path / "objects/sha256").mkdir(parents=True)
         return Store(FileObjects(tmp_path / "objects"), tmp_path / "objects")
     running: Gateway = request.getfixturevalue("gateway")
     settings = running.bucket(f"b{secrets.token_hex(6)}")
@@ -154,6 +164,16 @@ async def test_objects_are_read_only_and_no_draft_is_left(tmp_path: Path) -> Non
     digest = await FileObjects(tmp_path).put(b"content")
     assert (tmp_path / object_key(digest)).stat().st_mode & 0o777 == 0o444
     assert names(tmp_path) == {"sha256"}
+
+
+async def test_a_directory_without_any_object_is_a_store_that_is_away(tmp_path: Path) -> None:
+    digest = await FileObjects(tmp_path / "objects").put(b"content")
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    (tmp_path / "objects").mkdir()
+    with pytest.raises(ObjectStoreDown, match="is it mounted"):
+        await FileObjects(tmp_path / "objects").get(digest)
+    with pytest.raises(ObjectStoreDown):
+        await FileObjects(tmp_path / "objects").fetch(digest, tmp_path / "fetched")
 
 
 def test_a_store_without_a_place_is_refused_by_name() -> None:

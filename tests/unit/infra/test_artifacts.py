@@ -89,6 +89,7 @@ async def test_a_file_that_is_larger_than_its_manifest_says_is_not_taken(tmp_pat
 
 async def test_a_missing_file_leaves_nothing_behind(tmp_path: Path) -> None:
     manifest = await stored(FileObjects(tmp_path / "other"))
+    await FileObjects(tmp_path / "objects").put(b"something else")
     with pytest.raises(ObjectUnknown):
         await fetch_artifact(FileObjects(tmp_path / "objects"), manifest, tmp_path / "cache")
     assert names(tmp_path / "cache") == set()
