@@ -122,9 +122,15 @@ async def fetch_artifact(objects: Objects, manifest: AdapterManifest, cache: Pat
 
 
 async def fetch_files(objects: Objects, files: tuple[FileEntry, ...], place: Path) -> None:
-    """Put these files into a folder and hash them. Raises ObjectUnknown, ObjectCorrupt, ArtifactBroken."""
+    """Put these files into a folder and hash them. Raises ObjectUnknown, ObjectCorrupt, ArtifactBroken.
+
+    One that is there already, and is the file of its digest, is not asked for again: the store may be away.
+    """
     await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True, mode=0o700)
     for entry in files:
+        with contextlib.suppress(ArtifactBroken):
+            if await asyncio.to_thread(hash_file, place / entry.path, entry.size) == entry:
+                continue
         try:
             await objects.fetch(entry.sha256, place / entry.path, bytes_max=entry.size)
         except ObjectTooLarge as error:

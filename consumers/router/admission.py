@@ -14,6 +14,7 @@ from infra.metrics import Metrics
 from ledger import answers
 from ledger.registry import Registry
 from ledger.store import Ledger, LedgerUnavailable, LedgerUnreachable
+from schemas.adapters import BaseManifest
 from schemas.jobs import RETRYABLE, JobClass, RejectReason
 
 log = ActionLog("router")
@@ -21,7 +22,6 @@ log = ActionLog("router")
 # A batch job that waits for less is not worth a record.
 NOTICE_AFTER_MS = 1_000
 LEDGER_CLOSED = "the ledger is closed until it is rebuilt from the log"
-UNCOUNTED = "prompts for this base cannot be counted now; send the job again later"
 NO_WORKER = "no worker is ready for this adapter now; send the job again later"
 # What is said where only the reason is remembered: the log keeps no wording.
 WORDS = {
@@ -98,24 +98,25 @@ class Admissions:
             self.ledger_problem = problem
 
     async def count(self, works: Sequence[Work]) -> None:
-        """Count the prompts of what was not counted yet, for each base at once."""
-        # Without a base there was nothing to count for: its alias may have been pointed since.
-        uncounted = [work for work in works if isinstance(work, Job) and not work.prompt_tokens]
-        by_base: dict[str, list[Job]] = {}
-        for work in uncounted:
-            base = self._registry.base_behind(work.tenant, work.job.alias)
-            if base is None:
-                work.prompt_tokens = 0
-            else:
-                by_base.setdefault(base.base, []).append(work)
-        for digest, jobs in by_base.items():
+        """Count the prompts of what was not counted by its base's tokenizer yet, for each base at once.
+
+        What has no base, or one that cannot count now, stays without a count, and so without a place.
+        """
+        bases: dict[str, BaseManifest] = {}
+        jobs: dict[str, list[Job]] = {}
+        for work in works:
+            known = self._registry.base_behind(work.tenant, work.job.alias) if isinstance(work, Job) else None
+            if isinstance(work, Job) and known is not None and work.counted_by != known.manifest.tokenizer:
+                bases[known.base] = known.manifest
+                jobs.setdefault(known.base, []).append(work)
+        for digest, base in bases.items():
             try:
-                counts = await self._counter.count(self._registry.bases[digest].manifest, [work.job for work in jobs])
+                counts = await self._counter.count(base, [work.job for work in jobs[digest]])
             except NotCountable as error:
                 log.warning("prompts.not_countable", base=digest, detail=str(error))
                 continue
-            for work, found in zip(jobs, counts, strict=True):
-                work.prompt_tokens = found
+            for work, found in zip(jobs[digest], counts, strict=True):
+                work.prompt_tokens, work.counted_by = found, base.tokenizer
 
     async def answer(self, work: Work) -> Effect | None:
         match work:
@@ -146,21 +147,16 @@ class Admissions:
 
     async def _ask(self, work: Job) -> answers.AdmitAnswer | Effect | None:
         record = work.record
-        if work.prompt_tokens is None:
-            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY, UNCOUNTED)
-        if isinstance(work.prompt_tokens, str):
-            return await self._refuse(work, RejectReason.LIMIT_EXCEEDED, work.prompt_tokens)
         context = Context(
             tenant=work.tenant,
             job_class=work.job_class,
             timestamp_ms=record.timestamp_ms,
             size_bytes=len(record.value or b""),
             prompt_tokens=work.prompt_tokens,
+            counted_by=work.counted_by,
             key_id=self._key_id,
         )
         choice = decide(work.job, context, self._registry, self._clock.now_ms())
-        if isinstance(choice, Candidate) and not work.prompt_tokens:
-            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY, UNCOUNTED)
         if isinstance(choice, Candidate):
             word = await self._ledger.admit(
                 answers.Admission(

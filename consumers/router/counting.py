@@ -6,18 +6,22 @@ in the router. Questions and answers are JSON after four bytes of length: a base
 
 import json
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 LENGTH_BYTES = 4
 # A template may write what it likes; more than this is no prompt.
 RENDERED_CHARS_MAX = 8 << 20
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Uncountable(Exception):
@@ -29,10 +33,15 @@ class Base:
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        # What the file asks for in training would make every long prompt count as a short one.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         settings = directory / "tokenizer_config.json"
         config: dict[str, Any] = json.loads(settings.read_bytes()) if settings.exists() else {}
         lone = directory / "chat_template.jinja"
         source = lone.read_text() if lone.exists() else config.get("chat_template")
+        if isinstance(source, list):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
         self._template = _environment().from_string(source) if isinstance(source, str) else None
         self._tokens = {name: _text(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
 
@@ -46,8 +55,9 @@ class Base:
         if self._template is None:
             raise Uncountable("the base has no chat template; send 'prompt' instead of 'messages'")
         text, parts = 0, []
+        values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **self._tokens}
         try:
-            for part in self._template.generate(messages=messages, add_generation_prompt=True, **self._tokens):
+            for part in self._template.generate(values):
                 text += len(part)
                 parts.append(part)
                 if text > RENDERED_CHARS_MAX:
@@ -57,18 +67,34 @@ class Base:
         return "".join(parts)
 
 
+class _Generation(Extension):  # type: ignore[misc]  # the library is not followed
+    """Templates mark what the assistant said. The mark writes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  as the class above declares it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers renders chat templates."""
+    """As transformers renders chat templates: the same names mean the same."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
+    environment.globals |= {"raise_exception": _raise, "strftime_now": time.strftime}
     return environment
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

@@ -17,6 +17,7 @@ from schemas.tenants import TenantConfigured, TenantState
 UNKNOWN_ALIAS = "this tenant has no such alias"
 # Jobs a pool partition takes at once: one batch in the engine and the next one at hand.
 WINDOW_PER_ROW = 2
+UNCOUNTED = "prompts for this base cannot be counted now; send the job again later"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class Context:
     job_class: JobClass
     timestamp_ms: int
     size_bytes: int
-    # As counted; 0 where the alias leads nowhere, so that there is no base to count for.
-    prompt_tokens: int
+    # As counted, or a sentence for the tenant, or None for now; and by which base's tokenizer.
+    prompt_tokens: int | str | None
+    counted_by: str | None
     # The key that will sign the route.
     key_id: str
 
@@ -78,10 +80,14 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     expires_at_ms = context.timestamp_ms + (job.deadline_ms or _deadline_ms(tenant, context.job_class))
     if now_ms >= expires_at_ms:
         return _refuse(RejectReason.DEADLINE_PASSED, "the deadline passed before the job was admitted")
-    reserve = context.prompt_tokens + job.parameters.max_tokens
+    prompt_tokens = _prompt_tokens(context, manifest)
+    if isinstance(prompt_tokens, Refusal):
+        return prompt_tokens
+    reserve = prompt_tokens + job.parameters.max_tokens
     if reserve > min(tenant.tokens_per_minute, tenant.tokens_per_day):
         return _limit(f"prompt and answer may have {reserve} tokens; this tenant's quota never holds as many")
-    pool = _pool_for(manifest, context, job.parameters.max_tokens, registry)
+    needed = (prompt_tokens, job.parameters.max_tokens)
+    pool = _pool_for(manifest, context.tenant, needed, registry)
     if isinstance(pool, Refusal):
         return pool
     partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
@@ -97,7 +103,7 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
         limits=Limits(
             tokens_max=job.parameters.max_tokens,
             context_max=pool.context_max,
-            prompt_tokens=context.prompt_tokens,
+            prompt_tokens=prompt_tokens,
         ),
         decided_on=dict(registry.positions),
         expires_at_ms=expires_at_ms,
@@ -133,30 +139,37 @@ def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:
     return pointed.stable if manifest.owner == tenant or platforms else None
 
 
+def _prompt_tokens(context: Context, manifest: AdapterManifest) -> int | Refusal:
+    """Said only to whom the alias is known. No count, or one by a tokenizer that is not the base's, allows nothing."""
+    if context.prompt_tokens is None or context.counted_by != manifest.tokenizer:
+        return _refuse(RejectReason.NOT_READY, UNCOUNTED)
+    return _limit(context.prompt_tokens) if isinstance(context.prompt_tokens, str) else context.prompt_tokens
+
+
 def _pool_for(
-    manifest: AdapterManifest, context: Context, tokens_max: int, registry: Registry
+    manifest: AdapterManifest, tenant: str, needed: tuple[int, int], registry: Registry
 ) -> PoolConfigured | Refusal:
-    """The smallest pool that suffices and has a worker; without one, the smallest.
+    """The smallest pool that suffices and has a worker; without one, the smallest. Needed: tokens of prompt and answer.
 
     A tenant that has pools of its own on this base is served there alone. An answer that would not fit behind its
     prompt is cut by the engine, where the prompt leaves room for a token.
     """
     on_base = [pool for pool in registry.pools.values() if pool.base == manifest.base]
-    own = [pool for pool in on_base if pool.tenants is not None and context.tenant in pool.tenants]
+    own = [pool for pool in on_base if pool.tenants is not None and tenant in pool.tenants]
     able = [p for p in own or on_base if p.rank_max >= manifest.rank and (own or p.tenants is None)]
     if not able:
         return _refuse(RejectReason.NOT_READY, "no pool of workers serves this adapter yet")
-    enough = [pool for pool in able if pool.context_max > max(tokens_max, context.prompt_tokens)]
+    enough = [pool for pool in able if pool.context_max > max(needed)]
     if not enough:
         longest = max(pool.context_max for pool in able)
-        asked = f"the prompt has {context.prompt_tokens} tokens and max_tokens is {tokens_max}"
+        asked = f"the prompt has {needed[0]} tokens and max_tokens is {needed[1]}"
         return _limit(f"{asked}; prompt and answer together have at most {longest} tokens")
     if len(enough) == 1:
         return enough[0]
-    needed, served = context.prompt_tokens + tokens_max, registry.served_pools()
+    served = registry.served_pools()
 
     def order(pool: PoolConfigured) -> tuple[bool, bool, int, int, str]:
-        return pool.pool not in served, pool.context_max < needed, pool.rank_max, pool.context_max, pool.pool
+        return pool.pool not in served, pool.context_max < sum(needed), pool.rank_max, pool.context_max, pool.pool
 
     return min(enough, key=order)
 

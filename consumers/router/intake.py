@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.kafka.records import Incoming
 from schemas.digest import digest_of
 from schemas.errors import InvalidRecord
-from schemas.ids import JOB_ID_PATTERN, JobId, TenantId
+from schemas.ids import JOB_ID_PATTERN, Digest, JobId, TenantId
 from schemas.jobs import JobCancelled, JobClass, JobSubmitted, RejectReason
 from schemas.record import strict_json
 from schemas.topics import class_of
@@ -27,6 +27,7 @@ class Job:
     in_doubt: bool
     # Of its prompt; None until it was counted, a text where there is a reason why it cannot be.
     prompt_tokens: int | str | None = None
+    counted_by: Digest | None = None
     # What it was last told to wait for, and what its tenant was told that it waits for.
     waits_for: tuple[RejectReason, str] | None = None
     noticed: RejectReason | None = None

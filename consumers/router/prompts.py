@@ -18,6 +18,10 @@ START_S = 60.0
 # What a part of a hundred prompts may take, and one prompt alone.
 PART_S = 5.0
 ONE_S = 2.0
+# What the object store may take to give a tokenizer, and how long one that could not be had is not asked for again:
+# everybody waits meanwhile.
+FETCH_S = 10.0
+FETCH_AGAIN_S = 5.0
 LIMITS = Limits(memory_bytes=4 << 30, cpu_seconds=1 << 30, output_bytes=1 << 20)
 # Whose content decides how a text becomes tokens.
 TOKENIZER_FILES = frozenset({
@@ -65,6 +69,7 @@ class Tokens:
         self._cache = cache
         self._servant = Servant("consumers.router.counting", LIMITS)
         self._places: dict[str, Path] = {}
+        self._missing: dict[str, tuple[float, NotCountable]] = {}
         # Which tokenizers which life of the process has read.
         self._warm: set[tuple[int, Path]] = set()
         # One question at a time: the answers come in the order of the questions.
@@ -112,16 +117,31 @@ class Tokens:
 
     async def _place(self, base: BaseManifest) -> Path:
         if base.tokenizer not in self._places:
-            files = tuple(entry for entry in base.files if entry.path in TOKENIZER_FILES)
-            if not _has_tokenizer(base):
-                raise NotCountable("the base has no tokenizer.json")
-            place = self._cache / base.tokenizer.removeprefix("sha256:")
+            now = asyncio.get_running_loop().time()
+            again_at, problem = self._missing.get(base.tokenizer, (now, NotCountable()))
+            if now < again_at:
+                raise problem
             try:
-                await fetch_files(self._objects, files, place)
-            except (ObjectUnknown, ObjectCorrupt, ObjectStoreDown, ArtifactBroken, OSError) as error:
-                raise NotCountable(f"the base's tokenizer cannot be fetched: {error}") from error
-            self._places[base.tokenizer] = place
+                self._places[base.tokenizer] = await self._fetched(base)
+            except NotCountable as error:
+                self._missing[base.tokenizer] = (now + FETCH_AGAIN_S, error)
+                raise
         return self._places[base.tokenizer]
+
+    async def _fetched(self, base: BaseManifest) -> Path:
+        """The folder of a base's tokenizer files, each hashed. Raises NotCountable."""
+        files = tuple(entry for entry in base.files if entry.path in TOKENIZER_FILES)
+        if not _has_tokenizer(base):
+            raise NotCountable("the base has no tokenizer.json")
+        place = self._cache / base.tokenizer.removeprefix("sha256:")
+        try:
+            async with asyncio.timeout(FETCH_S):
+                await fetch_files(self._objects, files, place)
+        except TimeoutError as error:
+            raise NotCountable("the object store does not answer") from error
+        except (ObjectUnknown, ObjectCorrupt, ObjectStoreDown, ArtifactBroken, OSError) as error:
+            raise NotCountable(f"the base's tokenizer cannot be fetched: {error}") from error
+        return place
 
 
 def _has_tokenizer(base: BaseManifest) -> bool:

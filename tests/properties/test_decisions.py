@@ -60,13 +60,20 @@ entries = st.lists(
     alias=st.sampled_from(ALIASES),
     claimed=st.sampled_from((None, *TENANTS)),
     job_class=st.sampled_from(JobClass),
+    counted_by=st.sampled_from([base.manifest.tokenizer for base in BASES]),
 )
 def test_whoever_is_admitted_runs_its_own_approved_adapter_or_the_bases_zero_adapter(
-    more: list[Entry], tenant: str, alias: str, claimed: str | None, job_class: JobClass
+    more: list[Entry], tenant: str, alias: str, claimed: str | None, job_class: JobClass, counted_by: str
 ) -> None:
     registry = make_registry([*make_world(), *more])
     context = Context(
-        tenant=tenant, job_class=job_class, timestamp_ms=0, size_bytes=1, prompt_tokens=3, key_id="route-1"
+        tenant=tenant,
+        job_class=job_class,
+        timestamp_ms=0,
+        size_bytes=1,
+        prompt_tokens=3,
+        counted_by=counted_by,
+        key_id="route-1",
     )
     answer = decide(make_job(alias=alias, tenant=claimed), context, registry, 1)
     if not isinstance(answer, Candidate):
@@ -77,6 +84,7 @@ def test_whoever_is_admitted_runs_its_own_approved_adapter_or_the_bases_zero_ada
     assert manifest.owner == tenant or digest in ZEROS
     assert registry.adapters[digest].serves
     assert identity.tenant == tenant
+    assert identity.tokenizer == counted_by
     assert identity.base == manifest.base == registry.pools[answer.decision.pool].base
     assert registry.pools[answer.decision.pool].rank_max >= manifest.rank
     assert claimed in (None, tenant)

@@ -1,11 +1,14 @@
 """One answer to each piece of work, whatever the ledger says or fails to say. The ledger is the fold in memory."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from consumers.router.admission import FULL, NO_WORKER, NOTICE_AFTER_MS, Admissions
+from consumers.router.decide import UNCOUNTED
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Work, read
-from consumers.router.prompts import Words
+from consumers.router.prompts import Count, NotCountable, Words
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Incoming
 from infra.metrics import Metrics
@@ -13,15 +16,28 @@ from infra.settings import KafkaSettings
 from ledger.answers import Admission, AdmitAnswer, Resource
 from ledger.registry import Registry
 from ledger.store import LedgerUnavailable, LedgerUnreachable
-from schemas.adapters import AdapterRevoked
+from schemas.adapters import AdapterRevoked, BaseManifest
 from schemas.audit import Admitted, CancelRequested, Rejected
-from schemas.jobs import JobCancelled, RejectReason, RequestCancelled, RequestRouted
+from schemas.jobs import JobCancelled, JobSubmitted, RejectReason, RequestCancelled, RequestRouted
 from schemas.keys import KeyRole
 from schemas.record import Record
 from schemas.replies import JobRejected, JobWaiting
 from schemas.signing import verify
 from schemas.topics import ADAPTERS
-from tests.factories import KEYS_OF_ROLE, configured, make_job, make_registry, make_world
+from tests.factories import (
+    KEYS_OF_ROLE,
+    approved,
+    configured,
+    make_base,
+    make_job,
+    make_manifest,
+    make_registry,
+    make_world,
+    pointed,
+    pool_of,
+    ready,
+    with_grants,
+)
 from tests.fakes_ledger import START_MS, MemoryLedger
 
 KAFKA = KafkaSettings(bootstrap="nowhere:1", username="router", password="secret")
@@ -54,13 +70,20 @@ class FailingLedger(MemoryLedger):
 class Desk:
     """Admissions over a registry and a ledger, and records as they would be read."""
 
-    def __init__(self, ledger: MemoryLedger | None = None, registry: Registry | None = None) -> None:
+    def __init__(
+        self,
+        ledger: MemoryLedger | None = None,
+        registry: Registry | None = None,
+        counter: Words | None = None,
+    ) -> None:
         self.ledger = ledger or MemoryLedger()
         self.registry = registry or make_registry()
         self.clock = StillClock()
         publisher = Publisher(KAFKA, "router-test", self.clock)
         effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
-        self.admissions = Admissions(self.ledger, self.registry, effects, Words(), "route-1", self.clock, Metrics())
+        self.admissions = Admissions(
+            self.ledger, self.registry, effects, counter or Words(), "route-1", self.clock, Metrics()
+        )
         self.admissions.closed = None
         self._offset = 0
 
@@ -300,4 +323,54 @@ async def test_a_job_that_came_before_its_alias_is_counted_before_it_is_admitted
     desk.registry.aliases.update(make_registry().aliases)
     desk.registry.grants.update(make_registry().grants)
     assert await desk.admissions.answer(work) is None, "never admitted without a count"
+    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2
+
+
+class NoCounter(Words):
+    """Cannot count while `away`."""
+
+    away = True
+
+    async def count(self, base: BaseManifest, jobs: Sequence[JobSubmitted]) -> list[Count]:
+        if self.away:
+            raise NotCountable("tests")
+        return await super().count(base, jobs)
+
+
+async def test_a_job_whose_alias_led_nowhere_is_counted_before_it_is_admitted_later() -> None:
+    desk = Desk(registry=Registry())
+    desk.admissions.closed = "the registry view was not read yet"
+    work = desk.work(make_job(prompt="three words long"), "batch.acme")
+    assert await desk.answer(work) is None
+    for topic, _, record in with_grants(make_world()):
+        desk.registry.apply(topic, desk.registry.positions.get(topic, 0), record.encode())
+    desk.admissions.closed = None
+    # Its alias became known after its part was counted.
+    assert await desk.admissions.answer(work) is None
+    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 3
+
+
+async def test_an_alias_that_moved_to_another_base_is_counted_again() -> None:
+    desk = Desk()
+    desk.admissions.closed = "tests"
+    work = desk.work(make_job(), "batch.acme")
+    assert await desk.answer(work) is None
+    other = make_base("other")
+    moved = make_manifest(other.base, other.manifest.tokenizer, name="moved")
+    more = [(ADAPTERS.name, other.base, other), approved(moved), pool_of(other.base, "second")]
+    for topic, _, record in [*more, ready(other.base, "w-2", "second"), pointed("acme", "support", moved.digest, 2)]:
+        desk.registry.apply(topic, desk.registry.positions.get(topic, 0), record.encode())
+    desk.admissions.closed = None
+    assert await desk.admissions.answer(work) is None
+    assert request_of(await desk.answer(work)).route.identity.tokenizer == other.manifest.tokenizer
+
+
+async def test_while_a_base_cannot_count_interactive_jobs_may_come_again_and_batch_jobs_wait() -> None:
+    counter = NoCounter()
+    desk = Desk(counter=counter)
+    refusal = reply_of(await desk.post(make_job()))
+    assert (refusal.reason, refusal.message, refusal.retryable) == (RejectReason.NOT_READY, UNCOUNTED, True)
+    work = desk.work(make_job(), "batch.acme")
+    assert await desk.answer(work) is None
+    counter.away = False
     assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2

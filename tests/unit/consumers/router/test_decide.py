@@ -42,7 +42,8 @@ def make_context(
     job_class: JobClass = JobClass.INTERACTIVE,
     timestamp_ms: int = NOW_MS,
     size_bytes: int = 100,
-    prompt_tokens: int = 3,
+    prompt_tokens: int | str | None = 3,
+    counted_by: str | None = BASE.manifest.tokenizer,
 ) -> Context:
     return Context(
         tenant=tenant,
@@ -50,6 +51,7 @@ def make_context(
         timestamp_ms=timestamp_ms,
         size_bytes=size_bytes,
         prompt_tokens=prompt_tokens,
+        counted_by=counted_by,
         key_id="route-1",
     )
 
@@ -310,3 +312,22 @@ def test_a_later_configuration_of_a_tenant_replaces_the_earlier_one() -> None:
         granted(make_job(), [(TENANTS.name, "acme", configured("acme", concurrency_max=3)[2])]).tenant.concurrency_max
         == 3
     )
+
+
+def test_without_a_count_by_the_bases_own_tokenizer_nothing_is_admitted() -> None:
+    for context in (make_context(prompt_tokens=None), make_context(counted_by="sha256:" + "0" * 64)):
+        assert refused(make_job(), context=context).reason is RejectReason.NOT_READY
+
+
+def test_what_is_wrong_with_a_prompt_is_said_only_where_the_alias_is_known() -> None:
+    context = make_context(prompt_tokens="the prompt is odd")
+    assert refused(make_job(), context=context).message == "the prompt is odd"
+    assert refused(make_job(), context=context).reason is RejectReason.LIMIT_EXCEEDED
+    for alias, more in (("nothing", []), ("support", [withdrawn("acme", "support")])):
+        for unclear in (context, make_context(prompt_tokens=None)):
+            assert refused(make_job(alias=alias), more, unclear).reason is RejectReason.UNKNOWN_ALIAS
+
+
+def test_a_job_that_was_never_counted_ends_at_its_deadline_too() -> None:
+    late = make_context(prompt_tokens=None, timestamp_ms=NOW_MS - 10)
+    assert refused(make_job(deadline_ms=10), context=late).reason is RejectReason.DEADLINE_PASSED

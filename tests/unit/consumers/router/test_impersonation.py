@@ -11,7 +11,17 @@ from schemas.keys import KeyRevoked, KeyRole
 from schemas.signing import SigningKey
 from schemas.tenants import TenantState
 from schemas.topics import ADAPTERS, KEYS
-from tests.factories import KEYS_OF_ROLE, Entry, configured, make_grant, make_job, make_registry, make_world, published
+from tests.factories import (
+    KEYS_OF_ROLE,
+    Entry,
+    configured,
+    make_base,
+    make_grant,
+    make_job,
+    make_registry,
+    make_world,
+    published,
+)
 from tests.fakes_ledger import START_MS
 from tests.unit.consumers.router.test_admission import Desk, reply_of, request_of
 
@@ -33,8 +43,14 @@ def decided(
     grant: SignedImpersonation | None, *more: Entry, alias: str = "support", now_ms: int = NOW_MS
 ) -> Candidate | Refusal:
     context = Context(
-        tenant="acme", job_class=JobClass.BATCH, timestamp_ms=NOW_MS, size_bytes=100, prompt_tokens=3, key_id="route-1"
-    )  # fmt: skip
+        tenant="acme",
+        job_class=JobClass.BATCH,
+        timestamp_ms=NOW_MS,
+        size_bytes=100,
+        prompt_tokens=3,
+        counted_by=make_base().manifest.tokenizer,
+        key_id="route-1",
+    )
     job = make_job(alias=alias, impersonation=grant)
     return decide(job, context, make_registry([*make_world(), *more]), now_ms)
 

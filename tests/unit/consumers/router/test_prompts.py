@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from consumers.router.counting import Base, Uncountable
 from consumers.router.prompts import ONE_S, TOO_SLOW, NotCountable, Tokens, Words
 from infra.artifacts import hash_file
-from infra.objects import FileObjects
+from infra.objects import FileObjects, Objects, ObjectStoreDown
 from schemas.adapters import BaseManifest
 from schemas.digest import digest_of
 from schemas.jobs import JobSubmitted, Message
@@ -137,3 +138,30 @@ def test_a_base_without_a_template_takes_prompts_alone(tmp_path: Path) -> None:
     assert base.count("hello") == 2
     with pytest.raises(Uncountable, match="no chat template"):
         base.count([{"role": "user", "content": "hello"}])
+
+
+class Away:
+    """An object store that does not answer."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def fetch(self, *_: object, **__: object) -> None:
+        self.asked += 1
+        raise ObjectStoreDown
+
+
+async def test_with_the_store_away_what_was_fetched_once_still_counts_and_nothing_else(
+    tokens: Tokens, objects: FileObjects, tmp_path: Path
+) -> None:
+    known = await manifest_of(write_base(tmp_path / "known"), objects)
+    new = await manifest_of(write_base(tmp_path / "new", TEMPLATE + " "), objects)
+    assert await tokens.count(known, [make_job(prompt="hello")]) == [2]
+    away = Away()
+    later = Tokens(cast("Objects", away), tmp_path / "cache")
+    assert await later.count(known, [make_job(prompt="hello")]) == [2]
+    for _ in range(3):
+        with pytest.raises(NotCountable, match="cannot be fetched"):
+            await later.count(new, [make_job()])
+    assert away.asked == 1, "a store that is away is not asked for every job"
+    await later.stop()
