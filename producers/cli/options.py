@@ -14,7 +14,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
-def _tenant(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def tenant_name(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A click callback: the name, or a usage error before anything is looked up."""
     try:
         return None if value is None else parse_tenant(value)
     except InvalidName as error:
@@ -27,7 +28,7 @@ def _tenant_option(required: bool) -> Callable[[Command], Command]:
         required=required,
         envvar="SWITCHYARD_TENANT",
         show_envvar=True,
-        callback=_tenant,
+        callback=tenant_name,
         help="Whose job this is.",
     )
 
@@ -40,7 +41,9 @@ def acting_options(command: Command) -> Command:
     grant = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
         click.option("--grant", type=grant, help="With --as-tenant: what `switchyard tenant impersonate` wrote."),
-        click.option("--as-tenant", callback=_tenant, help="Act in this tenant's name, as an operator with a grant."),
+        click.option(
+            "--as-tenant", callback=tenant_name, help="Act in this tenant's name, as an operator with a grant."
+        ),
         _tenant_option(required=False),
     ):
         command = option(command)
