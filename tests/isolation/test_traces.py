@@ -5,10 +5,15 @@ import re
 import urllib.request
 
 import pytest
+from click.testing import CliRunner
 
-from schemas.topics import REPLIES, STREAM
+from producers.cli.usage import usage
+from schemas.audit import Finished
+from schemas.topics import METERING, REPLIES, STREAM
+from tests.integration.test_acls import refusal
 from tests.isolation.house import ALIASES, CANARY, NORTH, SOUTH, House
 from tests.isolation.notes import Note
+from tests.isolation.test_topics import NOT_ALLOWED
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -59,6 +64,34 @@ async def test_a_search_of_metrics_and_logs(house: House, note: Note) -> None:
         "no tenant, alias or digest in a metric; no prompt or output in a log",
         f"{len(pages)} metric pages and {len(logs)} logs searched",
     )
+
+
+async def test_the_usage_of_the_other(house: House, note: Note) -> None:
+    """The operator's command reads records of both; what it prints is one's own, and nothing for a name nobody has."""
+    asked = [await house.right(NORTH, "north-secret"), await house.right(SOUTH, "a")]
+    # The settler has read what both used.
+    proofs = [await house.proof(Finished, job_id=reply.job_id) for reply in asked]
+    assert await asyncio.to_thread(refusal, house.stack.kafka(SOUTH), METERING.name) == NOT_ALLOWED
+    for form in ((), ("--json",)):
+        shown = {tenant: await _usage(house, tenant, *form) for tenant in (NORTH, SOUTH, "nobody")}
+        assert house.digest(NORTH, "north-secret") in shown[NORTH]
+        assert house.digest(SOUTH, "a") in shown[SOUTH]
+        for mine, other in ((NORTH, SOUTH), (SOUTH, NORTH), ("nobody", NORTH), ("nobody", SOUTH)):
+            assert not [secret for secret in secrets_of(house, other) if secret in shown[mine].encode()]
+        assert not DIGEST.search(shown["nobody"].encode())
+    note(
+        "usage of the other: south reads `metering`, and is shown its own usage",
+        f"{NOT_ALLOWED}; nothing of north's in south's table or JSON",
+        f"{proofs[0]}; {proofs[1]}",
+    )
+
+
+async def _usage(house: House, tenant: str, *form: str) -> str:
+    """What `switchyard usage` prints. It runs an event loop of its own, hence a thread."""
+    shell = CliRunner(env={"SWITCHYARD_HOME": str(house.stack.file.home)})
+    shown = await asyncio.to_thread(shell.invoke, usage, ["--tenant", tenant, *form])
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
 
 
 def _page(port: int) -> bytes:
