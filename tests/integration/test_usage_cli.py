@@ -88,13 +88,17 @@ async def test_a_tenant_sees_its_own_jobs_once_and_nobody_elses(stack: Stack) ->
 
 async def test_a_range_is_of_the_time_at_which_jobs_ended(stack: Stack) -> None:
     name = f"used-{next(_names)}"
-    record = used(name, "support")
-    later = record.ended_at_ms + DAY_MS
-    await meter(stack, [record, used(name, "support").model_copy(update={"ended_at_ms": later})])
+    # A record is written after its job ended, hence times that are past.
+    later = SystemClock().now_ms()
+    earlier = later - DAY_MS
+    ended = [used(name, "support").model_copy(update={"ended_at_ms": time_ms}) for time_ms in (earlier, later)]
+    await meter(stack, ended)
     second = json.loads(await said(stack, "--tenant", name, "--since", day_of(later), "--json"))
     first = json.loads(await said(stack, "--tenant", name, "--until", day_of(later), "--json"))
     assert [row["day"] for row in second["days"]] == [day_of(later)]
-    assert [row["day"] for row in first["days"]] == [day_of(record.ended_at_ms)]
+    assert [row["day"] for row in first["days"]] == [day_of(earlier)]
+    after = json.loads(await said(stack, "--tenant", name, "--since", day_of(later + DAY_MS), "--json"))
+    assert (after["jobs"], after["days"]) == (0, [])
 
 
 async def test_a_tenant_without_usage_and_an_unknown_one_are_answered_alike(
