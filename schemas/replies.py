@@ -48,7 +48,7 @@ class TokensGenerated(Record):
 
 
 class JobWaiting(Record):
-    """A batch job waits in its own topic, and for what. A notice, written at most once per job and reason."""
+    """A job waits in its own topic, and for what. A notice, written at most once per job and reason."""
 
     type: Literal["JobWaiting"] = "JobWaiting"
     version: Literal[1] = 1

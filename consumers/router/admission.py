@@ -19,9 +19,10 @@ from schemas.jobs import RETRYABLE, JobClass, RejectReason
 
 log = ActionLog("router")
 
-# A batch job that waits for less is not worth a record.
+# A job that waits for less is not worth a record.
 NOTICE_AFTER_MS = 1_000
 LEDGER_CLOSED = "the ledger is closed until it is rebuilt from the log"
+IN_DOUBT = "jobs cannot be decided now; this one waits here and is asked for again"
 NO_WORKER = "no worker is ready for this adapter now; send the job again later"
 # What is said where only the reason is remembered: the log keeps no wording.
 WORDS = {
@@ -54,8 +55,9 @@ FULL = {
 class Admissions:
     """Answers work. None means: not now, keep it and ask again.
 
-    A batch job waits where an interactive one is refused. Whatever may have taken a lease already waits too, since a
-    job that is told to come again and holds a lease would find its id taken.
+    A batch job waits where an interactive one is refused. Whatever may have taken a lease already, or may have been
+    routed by a former owner, waits too, and is told so: a job that is told to come again and holds a lease would find
+    its id taken.
     """
 
     def __init__(
@@ -81,14 +83,22 @@ class Admissions:
         self._metrics = metrics
 
     def notices(self, works: Sequence[Work]) -> list[Outgoing]:
-        """What to tell tenants of batch jobs that wait: once per job and reason, and not of a moment's waiting."""
+        """What to tell tenants of jobs that wait: once per job and reason, and not of a moment's waiting."""
         found = []
+        held: dict[str, tuple[RejectReason, str]] = {}
         for work in works:
-            if isinstance(work, Job) and work.waits_for is not None and work.waits_for[0] is not work.noticed:
-                waited_ms = self._clock.now_ms() - work.record.timestamp_ms
-                if waited_ms >= NOTICE_AFTER_MS:
-                    work.noticed = work.waits_for[0]
-                    found.append(self._effects.waiting(work, *work.waits_for))
+            if not isinstance(work, Job):
+                continue
+            if work.waits_for is None and work.job_class is JobClass.INTERACTIVE:
+                # Not asked for while one of its alias before it is in doubt.
+                work.waits_for = held.get(work.job.alias)
+            if work.waits_for is None:
+                continue
+            held[work.job.alias] = work.waits_for
+            waited_ms = self._clock.now_ms() - work.record.timestamp_ms
+            if work.waits_for[0] is not work.noticed and waited_ms >= NOTICE_AFTER_MS:
+                work.noticed = work.waits_for[0]
+                found.append(self._effects.waiting(work, *work.waits_for))
         return found
 
     def ledger_said(self, problem: str | None) -> None:
@@ -131,17 +141,17 @@ class Admissions:
 
     async def _admit(self, work: Job) -> Effect | None:
         if self.closed is not None:
-            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
+            return self._not_now(work, RejectReason.NOT_READY)
         try:
             word = await self._ask(work)
         except LedgerUnreachable as error:
             # Nobody listens: nothing was taken, and the next Redis knows only what the log says.
             self.ledger_problem = str(error)
-            return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
+            return self._not_now(work, RejectReason.NOT_READY)
         except LedgerUnavailable as error:
             self.ledger_problem = str(error)
             work.in_doubt = True
-            return None
+            return self._not_now(work, RejectReason.NOT_READY)
         self.ledger_problem = self.ledger_closed_words if isinstance(word, answers.Closed) else None
         return word if word is None or isinstance(word, Effect) else self._heard(work, word)
 
@@ -172,13 +182,15 @@ class Admissions:
                     reserved=choice.reserved,
                 )
             )
+            # Full: the ledger holds no lease of it, whatever an earlier call did.
+            work.in_doubt = work.in_doubt and not isinstance(word, answers.Full)
             if isinstance(word, answers.Full) and choice.window_max == 0:
                 return self._not_now(work, RejectReason.NOT_READY, NO_WORKER, word.retry_after_ms)
             if not isinstance(word, answers.Expired):
                 return word
             return await self._refuse(work, RejectReason.DEADLINE_PASSED, WORDS[RejectReason.DEADLINE_PASSED])
         if choice.reason in RETRYABLE:
-            return None if work.in_doubt else self._not_now(work, choice.reason, choice.message)
+            return self._not_now(work, choice.reason, choice.message)
         return await self._refuse(work, choice.reason, choice.message)
 
     async def _refuse(self, work: Job, reason: RejectReason, message: str) -> answers.RefuseAnswer:
@@ -201,8 +213,7 @@ class Admissions:
             case answers.Full():
                 return self._not_now(work, *FULL[word.resource], word.retry_after_ms)
             case answers.Closed():
-                # Redelivered: its route may be out already, and a refusal would be a second answer.
-                return None if work.in_doubt else self._not_now(work, RejectReason.NOT_READY)
+                return self._not_now(work, RejectReason.NOT_READY)
             case answers.Refused():
                 return self._rejected(work, word.reason, word.message or WORDS.get(word.reason, "refused before"))
             case answers.BodyDiffers():
@@ -234,8 +245,8 @@ class Admissions:
     def _not_now(
         self, work: Job, reason: RejectReason, message: str | None = None, retry_after_ms: int = answers.RETRY_AFTER_MS
     ) -> Effect | None:
-        work.waits_for = (reason, message or WORDS[reason])
-        if work.job_class is JobClass.BATCH:
+        work.waits_for = (reason, IN_DOUBT if work.in_doubt else message or WORDS[reason])
+        if work.job_class is JobClass.BATCH or work.in_doubt:
             return None
         self._count(work, "full")
         self._metrics.count("jobs_rejected", reason=reason)

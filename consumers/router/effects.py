@@ -71,7 +71,7 @@ class Effects:
         return Effect(audit=audit, replies=(self._reply(work, reply),))
 
     def waiting(self, work: Job, reason: RejectReason, message: str) -> Outgoing:
-        """A notice to the tenant that a batch job waits, and for what."""
+        """A notice to the tenant that a job waits, and for what."""
         record = JobWaiting(job_id=work.job_id, ingress=work.record.coordinates, reason=reason, message=message)
         return self._publisher.outgoing(STREAM.of(work.tenant), work.job_id, record, extra=work.record.opened())
 

@@ -18,9 +18,9 @@ START_S = 60.0
 # What a part of a hundred prompts may take, and one prompt alone.
 PART_S = 5.0
 ONE_S = 2.0
-# What the object store may take to give a tokenizer, and how long one that could not be had is not asked for again:
-# everybody waits meanwhile.
-FETCH_S = 10.0
+# How long everybody waits for a tokenizer that is fetched for the first time; its own base waits for the rest of it.
+FETCH_S = 2.0
+# How long a store that did not give one is not asked again.
 FETCH_AGAIN_S = 5.0
 LIMITS = Limits(memory_bytes=4 << 30, cpu_seconds=1 << 30, output_bytes=1 << 20)
 # Whose content decides how a text becomes tokens.
@@ -69,7 +69,7 @@ class Tokens:
         self._cache = cache
         self._servant = Servant("consumers.router.counting", LIMITS)
         self._places: dict[str, Path] = {}
-        self._missing: dict[str, tuple[float, NotCountable]] = {}
+        self._fetching: dict[str, asyncio.Task[Path]] = {}
         # Which tokenizers which life of the process has read.
         self._warm: set[tuple[int, Path]] = set()
         # One question at a time: the answers come in the order of the questions.
@@ -89,6 +89,9 @@ class Tokens:
             return [await self._alone(place, prompt) for prompt in prompts]
 
     async def stop(self) -> None:
+        for fetching in self._fetching.values():
+            fetching.cancel()
+        await asyncio.gather(*self._fetching.values(), return_exceptions=True)
         await self._servant.stop()
 
     async def _alone(self, place: Path, prompt: Any) -> Count:
@@ -116,30 +119,27 @@ class Tokens:
         self._warm.add((self._servant.life, place))
 
     async def _place(self, base: BaseManifest) -> Path:
+        """Where a base's tokenizer lies, fetched once. Raises NotCountable where it is not there soon."""
         if base.tokenizer not in self._places:
-            now = asyncio.get_running_loop().time()
-            again_at, problem = self._missing.get(base.tokenizer, (now, NotCountable()))
-            if now < again_at:
-                raise problem
-            try:
-                self._places[base.tokenizer] = await self._fetched(base)
-            except NotCountable as error:
-                self._missing[base.tokenizer] = (now + FETCH_AGAIN_S, error)
-                raise
+            if not _has_tokenizer(base):
+                raise NotCountable("the base has no tokenizer.json")
+            fetching = self._fetching.get(base.tokenizer)
+            if fetching is None:
+                fetching = self._fetching[base.tokenizer] = asyncio.create_task(self._fetch(base))
+                await asyncio.wait([fetching], timeout=FETCH_S)
+            if not fetching.done():
+                raise NotCountable("the object store does not answer")
+            self._places[base.tokenizer] = fetching.result()
         return self._places[base.tokenizer]
 
-    async def _fetched(self, base: BaseManifest) -> Path:
-        """The folder of a base's tokenizer files, each hashed. Raises NotCountable."""
+    async def _fetch(self, base: BaseManifest) -> Path:
+        """The folder of a base's tokenizer files, each hashed. Raises NotCountable, and is forgotten a while later."""
         files = tuple(entry for entry in base.files if entry.path in TOKENIZER_FILES)
-        if not _has_tokenizer(base):
-            raise NotCountable("the base has no tokenizer.json")
         place = self._cache / base.tokenizer.removeprefix("sha256:")
         try:
-            async with asyncio.timeout(FETCH_S):
-                await fetch_files(self._objects, files, place)
-        except TimeoutError as error:
-            raise NotCountable("the object store does not answer") from error
+            await fetch_files(self._objects, files, place)
         except (ObjectUnknown, ObjectCorrupt, ObjectStoreDown, ArtifactBroken, OSError) as error:
+            asyncio.get_running_loop().call_later(FETCH_AGAIN_S, self._fetching.pop, base.tokenizer, None)
             raise NotCountable(f"the base's tokenizer cannot be fetched: {error}") from error
         return place
 

@@ -1,118 +1,25 @@
 """One answer to each piece of work, whatever the ledger says or fails to say. The ledger is the fold in memory."""
 
-from collections.abc import Sequence
-
 import pytest
 
-from consumers.router.admission import FULL, NO_WORKER, NOTICE_AFTER_MS, Admissions
-from consumers.router.decide import UNCOUNTED
-from consumers.router.effects import NOTHING, Effect, Effects
-from consumers.router.intake import Work, read
-from consumers.router.prompts import Count, NotCountable, Words
-from infra.kafka.publisher import Publisher
-from infra.kafka.records import Incoming
-from infra.metrics import Metrics
-from infra.settings import KafkaSettings
-from ledger.answers import Admission, AdmitAnswer, Resource
-from ledger.registry import Registry
-from ledger.store import LedgerUnavailable, LedgerUnreachable
-from schemas.adapters import AdapterRevoked, BaseManifest
+from consumers.router.admission import FULL, NO_WORKER, NOTICE_AFTER_MS
+from consumers.router.effects import NOTHING
+from ledger.answers import Resource
+from schemas.adapters import AdapterRevoked
 from schemas.audit import Admitted, CancelRequested, Rejected
-from schemas.jobs import JobCancelled, JobSubmitted, RejectReason, RequestCancelled, RequestRouted
+from schemas.jobs import JobCancelled, RejectReason, RequestCancelled
 from schemas.keys import KeyRole
 from schemas.record import Record
-from schemas.replies import JobRejected, JobWaiting
+from schemas.replies import JobWaiting
 from schemas.signing import verify
 from schemas.topics import ADAPTERS
+from tests.desk import Desk, reply_of, request_of
 from tests.factories import (
-    KEYS_OF_ROLE,
-    approved,
     configured,
-    make_base,
     make_job,
-    make_manifest,
     make_registry,
     make_world,
-    pointed,
-    pool_of,
-    ready,
-    with_grants,
 )
-from tests.fakes_ledger import START_MS, MemoryLedger
-
-KAFKA = KafkaSettings(bootstrap="nowhere:1", username="router", password="secret")
-
-
-class StillClock:
-    """Stands where the ledger's time stands, or a little later."""
-
-    passed_ms = 0
-
-    def now_ms(self) -> int:
-        return START_MS + self.passed_ms
-
-    def monotonic(self) -> float:
-        return 0.0
-
-
-class FailingLedger(MemoryLedger):
-    """Admits, and then its answer may be lost."""
-
-    failure: LedgerUnavailable | None = None
-
-    async def admit(self, ask: Admission) -> AdmitAnswer:
-        answer = await super().admit(ask)
-        if self.failure:
-            raise self.failure
-        return answer
-
-
-class Desk:
-    """Admissions over a registry and a ledger, and records as they would be read."""
-
-    def __init__(
-        self,
-        ledger: MemoryLedger | None = None,
-        registry: Registry | None = None,
-        counter: Words | None = None,
-    ) -> None:
-        self.ledger = ledger or MemoryLedger()
-        self.registry = registry or make_registry()
-        self.clock = StillClock()
-        publisher = Publisher(KAFKA, "router-test", self.clock)
-        effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
-        self.admissions = Admissions(
-            self.ledger, self.registry, effects, counter or Words(), "route-1", self.clock, Metrics()
-        )
-        self.admissions.closed = None
-        self._offset = 0
-
-    def work(self, content: Record | bytes, topic: str = "jobs.acme", in_doubt: bool = False) -> Work:
-        self._offset += 1
-        value = content if isinstance(content, bytes) else content.encode()
-        headers = (("correlation_id", b"c-1"), ("tenant", b"globex"))
-        record = Incoming(
-            topic=topic, partition=0, offset=self._offset, timestamp_ms=START_MS, key=None, value=value, headers=headers
-        )
-        return read(record, in_doubt)
-
-    async def post(self, content: Record | bytes, topic: str = "jobs.acme") -> Effect | None:
-        return await self.answer(self.work(content, topic))
-
-    async def answer(self, work: Work) -> Effect | None:
-        await self.admissions.count([work])
-        return await self.admissions.answer(work)
-
-
-def reply_of(effect: Effect | None) -> JobRejected:
-    assert effect is not None
-    return JobRejected.decode(effect.replies[-1].value)
-
-
-def request_of(effect: Effect | None) -> RequestRouted:
-    assert effect is not None
-    (outgoing,) = effect.appends
-    return RequestRouted.decode(outgoing.value)
 
 
 async def test_a_route_is_one_record_whose_bytes_are_its_own_encoding() -> None:
@@ -223,41 +130,6 @@ async def test_a_batch_job_that_waits_is_told_once_for_what() -> None:
     assert desk.admissions.notices([work]) == []
 
 
-async def test_a_closed_ledger_admits_nothing_and_holds_batch_jobs_and_cancellations() -> None:
-    desk = Desk(MemoryLedger(is_open=False))
-    assert reply_of(await desk.post(make_job())).reason is RejectReason.NOT_READY
-    assert reply_of(await desk.post(make_job(alias="nothing"))).retryable
-    assert await desk.post(make_job(), "batch.acme") is None
-    assert await desk.post(JobCancelled(job_id="job-x"), "cancel.acme") is None
-    assert desk.admissions.ledger_problem is not None
-
-
-async def test_a_view_that_cannot_be_trusted_admits_nothing_new() -> None:
-    desk = Desk()
-    desk.admissions.closed = "stale"
-    assert reply_of(await desk.post(make_job())).reason is RejectReason.NOT_READY
-    assert await desk.post(make_job(), "batch.acme") is None
-    assert await desk.answer(desk.work(make_job(), in_doubt=True)) is None
-
-
-async def test_a_job_whose_lease_may_have_been_taken_is_not_told_to_come_again() -> None:
-    ledger = FailingLedger()
-    desk = Desk(ledger)
-    work = desk.work(make_job())
-    ledger.failure = LedgerUnavailable()
-    assert await desk.answer(work) is None
-    desk.admissions.closed = "stale"
-    assert await desk.answer(work) is None
-    ledger.failure, desk.admissions.closed = None, None
-    assert request_of(await desk.answer(work)).route.job_id == work.job_id
-
-
-async def test_where_nobody_listens_an_interactive_job_is_told_to_come_again() -> None:
-    ledger = FailingLedger()
-    ledger.failure = LedgerUnreachable()
-    assert reply_of(await Desk(ledger).post(make_job())).reason is RejectReason.NOT_READY
-
-
 async def test_a_deadline_that_passes_at_the_ledger_is_remembered() -> None:
     desk = Desk()
     job = make_job(deadline_ms=1)
@@ -314,63 +186,3 @@ async def test_a_broken_cancellation_is_a_dead_letter_and_no_reply(content: Reco
     assert [outgoing.topic for outgoing in effect.replies] == ["dlq"]
     assert effect.audit == ()
     assert effect.appends == ()
-
-
-async def test_a_job_that_came_before_its_alias_is_counted_before_it_is_admitted() -> None:
-    desk = Desk(registry=make_registry([entry for entry in make_world() if entry[0] != "aliases"]))
-    work = desk.work(make_job(), "batch.acme")
-    await desk.admissions.count([work])
-    desk.registry.aliases.update(make_registry().aliases)
-    desk.registry.grants.update(make_registry().grants)
-    assert await desk.admissions.answer(work) is None, "never admitted without a count"
-    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2
-
-
-class NoCounter(Words):
-    """Cannot count while `away`."""
-
-    away = True
-
-    async def count(self, base: BaseManifest, jobs: Sequence[JobSubmitted]) -> list[Count]:
-        if self.away:
-            raise NotCountable("tests")
-        return await super().count(base, jobs)
-
-
-async def test_a_job_whose_alias_led_nowhere_is_counted_before_it_is_admitted_later() -> None:
-    desk = Desk(registry=Registry())
-    desk.admissions.closed = "the registry view was not read yet"
-    work = desk.work(make_job(prompt="three words long"), "batch.acme")
-    assert await desk.answer(work) is None
-    for topic, _, record in with_grants(make_world()):
-        desk.registry.apply(topic, desk.registry.positions.get(topic, 0), record.encode())
-    desk.admissions.closed = None
-    # Its alias became known after its part was counted.
-    assert await desk.admissions.answer(work) is None
-    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 3
-
-
-async def test_an_alias_that_moved_to_another_base_is_counted_again() -> None:
-    desk = Desk()
-    desk.admissions.closed = "tests"
-    work = desk.work(make_job(), "batch.acme")
-    assert await desk.answer(work) is None
-    other = make_base("other")
-    moved = make_manifest(other.base, other.manifest.tokenizer, name="moved")
-    more = [(ADAPTERS.name, other.base, other), approved(moved), pool_of(other.base, "second")]
-    for topic, _, record in [*more, ready(other.base, "w-2", "second"), pointed("acme", "support", moved.digest, 2)]:
-        desk.registry.apply(topic, desk.registry.positions.get(topic, 0), record.encode())
-    desk.admissions.closed = None
-    assert await desk.admissions.answer(work) is None
-    assert request_of(await desk.answer(work)).route.identity.tokenizer == other.manifest.tokenizer
-
-
-async def test_while_a_base_cannot_count_interactive_jobs_may_come_again_and_batch_jobs_wait() -> None:
-    counter = NoCounter()
-    desk = Desk(counter=counter)
-    refusal = reply_of(await desk.post(make_job()))
-    assert (refusal.reason, refusal.message, refusal.retryable) == (RejectReason.NOT_READY, UNCOUNTED, True)
-    work = desk.work(make_job(), "batch.acme")
-    assert await desk.answer(work) is None
-    counter.away = False
-    assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2

@@ -11,6 +11,7 @@ from schemas.keys import KeyRevoked, KeyRole
 from schemas.signing import SigningKey
 from schemas.tenants import TenantState
 from schemas.topics import ADAPTERS, KEYS
+from tests.desk import Desk, reply_of, request_of
 from tests.factories import (
     KEYS_OF_ROLE,
     Entry,
@@ -23,7 +24,6 @@ from tests.factories import (
     published,
 )
 from tests.fakes_ledger import START_MS
-from tests.unit.consumers.router.test_admission import Desk, reply_of, request_of
 
 # When the broker took the job.
 NOW_MS = 10_000_000_000

@@ -1,5 +1,6 @@
 """Prompts counted in a process of their own, that one bad template or prompt cannot hold up."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -141,13 +142,16 @@ def test_a_base_without_a_template_takes_prompts_alone(tmp_path: Path) -> None:
 
 
 class Away:
-    """An object store that does not answer."""
+    """An object store that says that it is down, or says nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self.asked = 0
+        self._silent = silent
 
     async def fetch(self, *_: object, **__: object) -> None:
         self.asked += 1
+        if self._silent:
+            await asyncio.Event().wait()
         raise ObjectStoreDown
 
 
@@ -165,3 +169,38 @@ async def test_with_the_store_away_what_was_fetched_once_still_counts_and_nothin
             await later.count(new, [make_job()])
     assert away.asked == 1, "a store that is away is not asked for every job"
     await later.stop()
+
+
+async def test_a_store_that_says_nothing_holds_everybody_up_once_and_briefly(
+    objects: FileObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.router.prompts.FETCH_S", 0.05)
+    base = await manifest_of(write_base(tmp_path / "base"), objects)
+    away = Away(silent=True)
+    counter = Tokens(cast("Objects", away), tmp_path / "cache")
+    for _ in range(3):
+        with pytest.raises(NotCountable, match="does not answer"):
+            await counter.count(base, [make_job()])
+    assert away.asked == 1
+    await counter.stop()
+
+
+async def test_a_tokenizer_that_could_not_be_had_is_asked_for_again_later(
+    objects: FileObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.router.prompts.FETCH_AGAIN_S", 0.0)
+    base = await manifest_of(write_base(tmp_path / "base"), objects)
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    counter = Tokens(objects, tmp_path / "cache")
+    with pytest.raises(NotCountable, match="cannot be fetched"):
+        await counter.count(base, [make_job(prompt="hello")])
+    (tmp_path / "elsewhere").rename(tmp_path / "objects")
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                found = await counter.count(base, [make_job(prompt="hello")])
+                break
+            except NotCountable:
+                await asyncio.sleep(0)
+    assert found == [2]
+    await counter.stop()
