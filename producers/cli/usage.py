@@ -27,7 +27,7 @@ Aliases = Mapping[str, list[str]]
 @click.option("--until", type=click.DateTime(), help="Only jobs that ended before this time (UTC).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def usage(tenant: str, since: datetime | None, until: datetime | None, as_json: bool) -> None:
-    """Show what a tenant used: jobs by outcome and tokens, per adapter and per day (UTC).
+    """Show what a tenant used: jobs and tokens, per adapter and per day (UTC).
 
     Beside an adapter stand the tenant's aliases that point at it now. A tenant without usage and one that nobody knows
     look the same.

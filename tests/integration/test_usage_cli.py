@@ -14,7 +14,8 @@ from infra.kafka import clients
 from infra.kafka.publisher import Publisher
 from infra.launch.stack import Stack
 from producers.cli.usage import usage
-from producers.release.usage import day_of
+from producers.release.usage import TenantUsage, day_of
+from producers.release.usage_log import UsageLog
 from schemas.jobs import Outcome
 from schemas.metering import UsageRecorded
 from schemas.topics import DAY_MS, METERING, Role
@@ -109,3 +110,13 @@ async def test_a_tenant_without_usage_and_an_unknown_one_are_answered_alike(
         answers = {name: await said(stack, "--tenant", name, *form) for name in (known, unknown)}
         assert answers[known].split() == answers[unknown].replace(unknown, known).split()
     assert json.loads(answers[unknown])["jobs"] == 0
+
+
+async def test_progress_rises_and_says_percents_only(stack: Stack) -> None:
+    name, shown = f"used-{next(_names)}", list[int]()
+    await meter(stack, [used(name, "support") for _ in range(5)])
+    counted = TenantUsage(name)
+    await UsageLog(stack.kafka(Role.OPERATOR), shown.append).fold(counted)
+    assert counted.total.jobs == 5
+    assert shown == sorted(set(shown))
+    assert 0 <= shown[0] <= shown[-1] <= 100
