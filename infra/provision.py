@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
+    UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
 
@@ -37,7 +38,9 @@ from schemas.topics import EVERY_SERVICE, PER_POOL, PER_TENANT, SINGLE, TOPICS, 
 CALL_SECONDS_MAX: Final = 20.0
 # A broker obeys a new user or ACL once it has read it back from its own metadata log: some milliseconds.
 VISIBLE_SECONDS_MAX: Final = 10.0
+MECHANISM: Final = ScramMechanism.SCRAM_SHA_512
 SCRAM_ITERATIONS: Final = 4096
+LOGIN_SECONDS_MAX: Final = 2.0
 PASSWORD_BYTES: Final = 24
 # Only what is critical: a connection closed or refused shows as the failed call that it matters to.
 LIBRDKAFKA_LOG_LEVEL: Final = 2
@@ -118,7 +121,8 @@ class Provisioner:
     """Makes topics, users and ACLs as the administrator. Calls block: use it from set-up code and commands."""
 
     def __init__(self, admin: KafkaSettings, replicas: int = 1) -> None:
-        self._client = AdminClient({**admin.librdkafka(), "log_level": LIBRDKAFKA_LOG_LEVEL})
+        self._admin = admin
+        self._client = _client_of(admin)
         self._replicas = replicas
 
     def add_services(self, passwords: dict[str, str]) -> None:
@@ -138,6 +142,20 @@ class Provisioner:
         self._make_users({tenant: password})
         self._make_grants(grants_of_tenant(tenant))
         return password
+
+    def remove_tenant(self, tenant: str) -> None:
+        """Take a tenant's user and ACLs away. What it has connected loses its rights; it cannot connect again."""
+        user = parse_new_tenant(tenant)
+        if self._users_exist([user]):
+            _settle(self._client.alter_user_scram_credentials([UserScramCredentialDeletion(user, MECHANISM)]))
+        _settle(self._client.delete_acls([_acls_of(f"User:{user}")]))
+        _until(lambda: not self._users_exist([user]) and not self._acls(f"User:{user}"))
+
+    def rotate_tenant(self, tenant: str, password: str) -> None:
+        """Replace a tenant's password. Returns when the new one opens a connection, so the old one opens none."""
+        user = parse_new_tenant(tenant)
+        self._make_users({user: password})
+        _until(lambda: _logs_in(self._admin.model_copy(update={"username": user, "password": password})))
 
     def _make_topics(self, wanted: dict[str, Topic], partitions: int | None = None) -> None:
         known = self._client.list_topics(timeout=CALL_SECONDS_MAX).topics
@@ -164,7 +182,7 @@ class Provisioner:
             _settle(self._client.incremental_alter_configs([_config(*item) for item in present.items()]))
 
     def _make_users(self, passwords: dict[str, str]) -> None:
-        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, SCRAM_ITERATIONS)
+        scram = ScramCredentialInfo(MECHANISM, SCRAM_ITERATIONS)
         changes = [UserScramCredentialUpsertion(user, scram, password.encode()) for user, password in passwords.items()]
         _settle(self._client.alter_user_scram_credentials(changes))
         _until(lambda: self._users_exist(list(passwords)))
@@ -178,11 +196,8 @@ class Provisioner:
         _settle(self._client.create_acls(bindings))
         _until(lambda: set(bindings) <= set(self._acls()))
 
-    def _acls(self) -> list[AclBinding]:
-        every = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
-        return list(self._client.describe_acls(every).result(CALL_SECONDS_MAX))
+    def _acls(self, principal: str | None = None) -> list[AclBinding]:
+        return list(self._client.describe_acls(_acls_of(principal)).result(CALL_SECONDS_MAX))
 
 
 def add_tenant_to(stack: StackFile, tenant: str) -> StackFile:
@@ -191,8 +206,41 @@ def add_tenant_to(stack: StackFile, tenant: str) -> StackFile:
     return StackFile.change(stack.home, lambda file: file.with_user(tenant, password))
 
 
+def remove_tenant_from(stack: StackFile, tenant: str) -> StackFile:
+    """No user, no rights and no kept password any more, so that adding it again makes a new one. May be repeated."""
+    Provisioner(stack.kafka("admin")).remove_tenant(tenant)
+    return StackFile.change(stack.home, lambda file: file.without_user(tenant))
+
+
+def rotate_tenant_on(stack: StackFile, tenant: str) -> StackFile:
+    """A new password for a tenant's user. Kept first: a crash leaves one to give Kafka again, and none that is lost."""
+    password = new_password()
+    changed = StackFile.change(stack.home, lambda file: file.with_user(parse_new_tenant(tenant), password))
+    Provisioner(stack.kafka("admin")).rotate_tenant(tenant, password)
+    return changed
+
+
 def new_password() -> str:
     return secrets.token_urlsafe(PASSWORD_BYTES)
+
+
+def _client_of(user: KafkaSettings) -> AdminClient:
+    return AdminClient({**user.librdkafka(), "log_level": LIBRDKAFKA_LOG_LEVEL})
+
+
+def _logs_in(user: KafkaSettings) -> bool:
+    try:
+        _client_of(user).list_topics(timeout=LOGIN_SECONDS_MAX)
+    except KafkaException:
+        return False
+    return True
+
+
+def _acls_of(principal: str | None) -> AclBindingFilter:
+    """Every ACL of one user, or of all."""
+    return AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, principal, None, AclOperation.ANY, AclPermissionType.ANY
+    )
 
 
 def _config(name: str, topic: Topic) -> ConfigResource:
@@ -215,5 +263,5 @@ def _until(true: Callable[[], bool]) -> None:
     deadline = monotonic() + VISIBLE_SECONDS_MAX
     while not true():
         if monotonic() > deadline:
-            raise ProvisioningFailed("a new user or ACL did not take effect")
+            raise ProvisioningFailed("a change of a user or ACL did not take effect")
         sleep(0.02)

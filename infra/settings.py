@@ -224,6 +224,10 @@ class StackFile(BaseModel):
     def with_user(self, name: str, password: str) -> Self:
         return self.model_copy(update={"kafka_users": {**self.kafka_users, name: password}})
 
+    def without_user(self, name: str) -> Self:
+        kept = {user: password for user, password in self.kafka_users.items() if user != name}
+        return self.model_copy(update={"kafka_users": kept})
+
     @classmethod
     def load(cls, home: Path) -> Self:
         """Raises NoStack, or BadSettings when the file is of another version."""

@@ -1,4 +1,4 @@
-"""`switchyard tenant`: add, set, grant, withdraw, show, remove, list."""
+"""`switchyard tenant`: add, set, grant, withdraw, show, rotate, remove, list."""
 
 import getpass
 from datetime import UTC, datetime
@@ -167,9 +167,25 @@ def _time(time_ms: int | None) -> str:
 
 @tenant.command()
 @click.argument("name")
+@click.option("--show-password", is_flag=True, help="Print the new password; it is kept in the stack's file anyway.")
+def rotate(name: str, show_password: bool) -> None:
+    """Give the tenant NAME a new Kafka password. The old one opens no connection from then on."""
+    stack = running_stack()
+    changed = at_desk(lambda desk: platform.rotate_tenant(desk, stack, name))
+    click.echo(f"rotated the password of {name}")
+    if show_password:
+        click.echo(changed.kafka(name).password)
+
+
+@tenant.command()
+@click.argument("name")
 def remove(name: str) -> None:
-    """Stop serving the tenant NAME and revoke its adapters. Its topics stay as the record."""
-    revoked = at_desk(lambda desk: platform.remove_tenant(desk, name))
+    """Stop serving the tenant NAME, revoke its adapters, take its Kafka user away. Its topics stay as the record.
+
+    Where it was interrupted, run it again.
+    """
+    stack = running_stack()
+    revoked = at_desk(lambda desk: platform.remove_tenant(desk, stack, name))
     click.echo(f"removed {name}" + "".join(f"\nrevoked {digest}" for digest in revoked))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra.client_quotas import set_client_quota
 from infra.files import write_private
-from infra.provision import Provisioner, add_tenant_to, parse_new_tenant
+from infra.provision import Provisioner, add_tenant_to, parse_new_tenant, remove_tenant_from, rotate_tenant_on
 from infra.settings import KafkaSettings, StackFile
 from producers.release.base import TOKENIZER_FILES, BadBase, base_manifest, write_zero_adapter, zero_manifest
 from producers.release.desk import Desk
@@ -17,7 +17,7 @@ from producers.release.publish import admit, point
 from producers.release.tenant_file import Change
 from schemas.adapters import AdapterRevoked, AliasPointed, BaseAdded, PoolConfigured
 from schemas.errors import SwitchyardError
-from schemas.ids import is_tenant
+from schemas.ids import is_tenant, parse_tenant
 from schemas.keys import KeyPublished, KeyRole
 from schemas.signing import SigningKey
 from schemas.tenants import TenantConfigured, TenantState
@@ -114,8 +114,11 @@ async def set_pool(desk: Desk, admin: KafkaSettings, pool: str, base: str, shape
 
 
 async def add_tenant(desk: Desk, stack: StackFile, configured: TenantConfigured) -> StackFile:
-    """Make a tenant's topics, user and rights, and record its limits; again: change its limits."""
+    """Make a tenant's topics, user, rights and Kafka quota, and record its limits; again: change its limits."""
     changed = await asyncio.to_thread(add_tenant_to, stack, parse_new_tenant(configured.tenant))
+    rates = (configured.produce_bytes_per_s, configured.consume_bytes_per_s)
+    await asyncio.to_thread(set_client_quota, stack.kafka("admin"), configured.tenant, *rates)
+    # The record comes last: nobody is admitted whom Kafka does not limit yet.
     if desk.registry.tenants.get(configured.tenant) != configured:
         await desk.append(TENANTS.name, configured.tenant, configured)
     return changed
@@ -124,23 +127,26 @@ async def add_tenant(desk: Desk, stack: StackFile, configured: TenantConfigured)
 async def apply_change(desk: Desk, stack: StackFile, change: Change) -> None:
     """Record what a tenants' file asks for, and make what a new tenant needs. Repeated, it changes nothing."""
     configured = change.configured or desk.registry.tenants[change.tenant]
-    former = desk.registry.tenants.get(change.tenant)
     await add_tenant(desk, stack, configured)
-    if former is None or _rates(former) != _rates(configured):
-        await asyncio.to_thread(set_client_quota, stack.kafka("admin"), change.tenant, *_rates(configured))
     for record in (*change.grants, *change.withdrawn):
         await desk.append(TENANTS.name, change.tenant, record)
 
 
-def _rates(tenant: TenantConfigured) -> tuple[int, int]:
-    return tenant.produce_bytes_per_s, tenant.consume_bytes_per_s
+async def rotate_tenant(desk: Desk, stack: StackFile, name: str) -> StackFile:
+    """A new password for a tenant's Kafka user; the old one opens no connection any more."""
+    return await asyncio.to_thread(rotate_tenant_on, stack, desk.tenant(name).tenant)
 
 
-async def remove_tenant(desk: Desk, name: str) -> tuple[str, ...]:
-    """Stop serving a tenant and revoke its adapters; returns their digests. Its topics stay as the record."""
-    tenant = desk.tenant(name)
-    removed = tenant.model_copy(update={"state": TenantState.REMOVED, "configured_by": desk.actor})
-    await desk.append(TENANTS.name, name, removed)
+async def remove_tenant(desk: Desk, stack: StackFile, name: str) -> tuple[str, ...]:
+    """Stop serving a tenant, revoke its adapters and take its Kafka user away; returns the digests revoked now.
+
+    The record comes first, so whatever dies after it leaves admission stopped; a second run finishes the rest.
+    Its topics stay as the record.
+    """
+    tenant = desk.registry.tenants.get(parse_tenant(name)) or desk.tenant(name)
+    if tenant.state is not TenantState.REMOVED:
+        removed = tenant.model_copy(update={"state": TenantState.REMOVED, "configured_by": desk.actor})
+        await desk.append(TENANTS.name, name, removed)
     owned = [
         digest
         for digest, entry in desk.registry.adapters.items()
@@ -149,6 +155,7 @@ async def remove_tenant(desk: Desk, name: str) -> tuple[str, ...]:
     for digest in owned:
         revoked = AdapterRevoked(adapter=digest, reason="the tenant was removed", revoked_by=desk.actor)
         await desk.append(ADAPTERS.name, digest, revoked)
+    await asyncio.to_thread(remove_tenant_from, stack, name)
     return tuple(owned)
 
 

@@ -177,7 +177,7 @@ async def test_a_revoked_adapter_stays_revoked(house: House) -> None:
 
 async def test_a_removed_tenant_loses_its_adapters(house: House) -> None:
     digest = await house.approved()
-    assert await platform.remove_tenant(house.desk, house.tenant) == (digest,)
+    assert await platform.remove_tenant(house.desk, house.stack.file, house.tenant) == (digest,)
     assert house.desk.registry.tenants[house.tenant].state is TenantState.REMOVED
     assert house.desk.adapter(digest).state == "revoked"
     with pytest.raises(Unknown, match="there is no tenant"):
