@@ -1,13 +1,28 @@
-"""Private keys: one file per role, readable by its owner alone."""
+"""Private keys: a file each, readable by its owner alone."""
 
+from infra.files import write_private
 from infra.settings import KeySettings
 from schemas.errors import SwitchyardError
-from schemas.keys import KeyRole
+from schemas.keys import KeyPublished, KeyRole
 from schemas.signing import SigningKey
 
 
 class KeyMissing(SwitchyardError):
     """This process has no private key for what it should sign."""
+
+
+def make_key(role: KeyRole, number: int) -> tuple[SigningKey, KeyPublished]:
+    """A new key and the record of its public half.
+
+    Publish it, then `keep_key`: one that was published and lost signs nothing, one that was never published is not
+    believed.
+    """
+    key = SigningKey.generate(f"{role.value}-{number}", role)
+    return key, KeyPublished(key_id=key.key_id, role=role, public_key=key.public_key)
+
+
+def keep_key(settings: KeySettings, key: SigningKey) -> None:
+    write_private(settings.directory / f"{key.key_id}.pem", key.to_pem())
 
 
 def load_key(settings: KeySettings, role: KeyRole) -> SigningKey:

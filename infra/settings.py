@@ -121,17 +121,25 @@ class ObjectSettings(Settings):
 
 
 class KeySettings(Settings):
-    """Where this process's private keys lie, one PEM file per role; the key's id is the role and a number."""
+    """Where this process's private keys lie, a PEM file each; the key's id is the role and a number.
+
+    `number` None: a role signs with its newest key, so a process takes up a rotated one when it starts again.
+    """
 
     section: ClassVar[str] = "keys"
     directory: Path
-    number: int = 1
+    number: int | None = None
 
     def path(self, role: KeyRole) -> Path:
         return self.directory / f"{self.key_id(role)}.pem"
 
     def key_id(self, role: KeyRole) -> str:
-        return f"{role.value}-{self.number}"
+        return f"{role.value}-{self.number or self.newest(role) or 1}"
+
+    def newest(self, role: KeyRole) -> int:
+        """The number of a role's newest key here, 0 where there is none."""
+        numbers = [path.stem.removeprefix(f"{role.value}-") for path in self.directory.glob(f"{role.value}-*.pem")]
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 class ProcessSettings(Settings):

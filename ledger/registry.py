@@ -73,6 +73,8 @@ class Registry:
     pools: dict[str, PoolConfigured] = field(default_factory=dict)
     workers: dict[str, WorkerReady] = field(default_factory=dict)
     published: dict[str, KeyPublished] = field(default_factory=dict)
+    # For ever: who took a key could publish it again under its id.
+    revoked_keys: set[str] = field(default_factory=set)
     # A signature is checked once for as long as neither adapters nor keys change: it costs more than the decision.
     _verdicts: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -159,9 +161,11 @@ class Registry:
             case WorkerReady() | WorkerGone():
                 self._fold_worker(record)
             case KeyPublished():
-                self.published[record.key_id] = record
+                if record.key_id not in self.revoked_keys:
+                    self.published[record.key_id] = record
             case KeyRevoked():
                 self.published.pop(record.key_id, None)
+                self.revoked_keys.add(record.key_id)
             case _:
                 self._fold_adapter(record)
 

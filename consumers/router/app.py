@@ -169,7 +169,10 @@ class Service:
         if now - self._fresh_at > VIEW_STALE_S:
             return "the registry view is stale: Kafka does not answer"
         if self._registry.keys(KeyRole.ROUTE).get(self._key.key_id) != self._key.public_key:
-            return f"the signing key {self._key.key_id} is not published: publish it with `switchyard key init`"
+            return (
+                f"the signing key {self._key.key_id} is not published, or was revoked: make the next one with "
+                "`switchyard key rotate route`, then start this process again"
+            )
         return None
 
 

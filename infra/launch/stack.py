@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.files import exclusively, write_private
 from infra.kafka.records import Stamp
+from infra.keys import keep_key, make_key
 from infra.launch.containers import container_specs
 from infra.launch.kafka_native import kafka_spec
 from infra.launch.plan import REPOSITORY, Plan, ProcessSpec, StackOptions
@@ -25,7 +26,6 @@ from infra.provision import LIBRDKAFKA_LOG_LEVEL, Provisioner, add_tenant_to, ne
 from infra.settings import (
     EngineSettings,
     KafkaSettings,
-    KeySettings,
     LaunchSettings,
     ObjectSettings,
     RedisSettings,
@@ -33,8 +33,7 @@ from infra.settings import (
     read,
 )
 from schemas.errors import SwitchyardError
-from schemas.keys import KeyPublished, KeyRole
-from schemas.signing import SigningKey
+from schemas.keys import KeyRole
 from schemas.topics import EVERY_SERVICE, KEYS, Role
 
 SEND_SECONDS_MAX: Final = 20.0
@@ -219,7 +218,8 @@ def _provision(file: StackFile, options: StackOptions) -> None:
     for pool in options.pools:
         provisioner.add_pool(pool)
     for role in KeyRole:
-        make_key(file.kafka(Role.OPERATOR), file.keys, role)
+        if not file.keys.newest(role):
+            _publish_key(file, role)
 
 
 def _open_ledger(file: StackFile) -> None:
@@ -239,22 +239,14 @@ def _open_ledger(file: StackFile) -> None:
         raise StartFailed(f"the ledger was not rebuilt: {done.stderr.strip()[-500:]}")
 
 
-def make_key(operator: KafkaSettings, keys: KeySettings, role: KeyRole) -> None:
-    """Make a role's private key and publish its public half, unless the private one is there.
-
-    Published first: a key that was published and lost signs nothing; one that was never published is not believed.
-    """
-    path = keys.path(role)
-    if path.exists():
-        return
-    key = SigningKey.generate(keys.key_id(role), role)
-    published = KeyPublished(key_id=key.key_id, role=role, public_key=key.public_key)
+def _publish_key(file: StackFile, role: KeyRole) -> None:
+    key, published = make_key(role, 1)
     record = Stamp(source="launch").outgoing(KEYS.name, key.key_id, published, SystemClock().now_ms())
-    producer = Producer({**operator.librdkafka(), "log_level": LIBRDKAFKA_LOG_LEVEL})
+    producer = Producer({**file.kafka(Role.OPERATOR).librdkafka(), "log_level": LIBRDKAFKA_LOG_LEVEL})
     producer.produce(record.topic, record.value, record.key, headers=list(record.headers))
     if producer.flush(SEND_SECONDS_MAX):
         raise KeyNotPublished
-    write_private(path, key.to_pem())
+    keep_key(file.keys, key)
 
 
 def _forget_processes(home: Path) -> None:

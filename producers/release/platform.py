@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.client_quotas import set_client_quota
-from infra.files import write_private
+from infra.keys import keep_key, make_key
 from infra.provision import Provisioner, add_tenant_to, parse_new_tenant, remove_tenant_from, rotate_tenant_on
 from infra.settings import KafkaSettings, StackFile
 from producers.release.base import TOKENIZER_FILES, BadBase, base_manifest, write_zero_adapter, zero_manifest
-from producers.release.desk import Desk
+from producers.release.desk import Desk, Unknown
 from producers.release.intake import hashed, store
 from producers.release.publish import admit, point
 from producers.release.tenant_file import Change
 from schemas.adapters import AdapterRevoked, AliasPointed, BaseAdded, PoolConfigured
 from schemas.errors import SwitchyardError
 from schemas.ids import is_tenant, parse_tenant
-from schemas.keys import KeyPublished, KeyRole
-from schemas.signing import SigningKey
+from schemas.keys import KeyRevoked, KeyRole
 from schemas.tenants import TenantConfigured, TenantState
 from schemas.topics import ADAPTERS, KEYS, POOLS, TENANTS
 
@@ -160,20 +159,40 @@ async def remove_tenant(desk: Desk, stack: StackFile, name: str) -> tuple[str, .
 
 
 async def init_keys(desk: Desk) -> dict[str, bool]:
-    """Make and publish every role's key that is missing; key id to whether it was made now.
+    """Make and publish a key for every role that has none here; key id to whether it was made now.
 
-    Published first: a key that was published and lost signs nothing, one that was never published is not believed.
-    A key that is there but not believed was revoked, and stays so: the next one takes the next number.
+    A key that is there but not believed was revoked, and stays so. Raises KeyNotBelieved.
     """
     made = {}
     for role in KeyRole:
-        path, key_id = desk.keys.path(role), desk.keys.key_id(role)
-        made[key_id] = not path.exists()
-        if made[key_id]:
-            key = SigningKey.generate(key_id, role)
-            published = KeyPublished(key_id=key_id, role=role, public_key=key.public_key)
-            await desk.append(KEYS.name, key_id, published)
-            write_private(path, key.to_pem())
-        elif key_id not in desk.registry.keys(role):
-            raise KeyNotBelieved(f"{path} is there, but the registry does not believe {key_id}; was it revoked?")
+        if not desk.keys.newest(role):
+            made[await rotate_key(desk, role)] = True
+            continue
+        key_id = desk.keys.key_id(role)
+        if key_id not in desk.registry.keys(role):
+            raise KeyNotBelieved(
+                f"{desk.keys.path(role)} is there, but the registry does not believe {key_id}; was it revoked? "
+                f"Make the next one with: switchyard key rotate {role}"
+            )
+        made[key_id] = False
     return made
+
+
+async def rotate_key(desk: Desk, role: KeyRole) -> str:
+    """Publish and keep a role's next key; returns its id. The former ones are believed until they are revoked."""
+    prefix = f"{role.value}-"
+    known = [*desk.registry.published, *desk.registry.revoked_keys]
+    numbers = [name.removeprefix(prefix) for name in known if name.startswith(prefix)]
+    key, published = make_key(role, 1 + max([desk.keys.newest(role), *(int(n) for n in numbers if n.isdecimal())]))
+    await desk.append(KEYS.name, key.key_id, published)
+    keep_key(desk.keys, key)
+    return key.key_id
+
+
+async def revoke_key(desk: Desk, key_id: str, reason: str) -> None:
+    """Nothing that this key signed is believed from now on. Repeated, it changes nothing. Raises Unknown."""
+    if key_id in desk.registry.revoked_keys:
+        return
+    if key_id not in desk.registry.published:
+        raise Unknown(f"no key {key_id[:64]!r} was published; see: switchyard key list")
+    await desk.append(KEYS.name, key_id, KeyRevoked(key_id=key_id, reason=reason))

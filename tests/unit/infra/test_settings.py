@@ -82,6 +82,14 @@ def test_each_role_has_a_key_file_of_its_own() -> None:
     assert keys.path(KeyRole.ROUTE) == Path("/keys/route-1.pem")
 
 
+def test_a_role_signs_with_its_newest_key_unless_a_number_is_given(tmp_path: Path) -> None:
+    for name in ("route-2", "route-10", "route-x", "gate-11"):
+        (tmp_path / f"{name}.pem").touch()
+
+    assert KeySettings(directory=tmp_path).key_id(KeyRole.ROUTE) == "route-10"
+    assert KeySettings(directory=tmp_path, number=2).key_id(KeyRole.ROUTE) == "route-2"
+
+
 def test_the_stack_file_is_read_back_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     stack = make_stack(tmp_path)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from consumers.worker.verify import RouteProblem, Standing, route_problem, standing
+from infra.keys import make_key
 from ledger.registry import Registry
 from schemas.adapters import AdapterRevoked
 from schemas.digest import digest_of
@@ -62,6 +63,24 @@ def test_a_route_of_a_revoked_key_is_refused(registry: Registry) -> None:
     request = make_route(registry)
     registry.apply(KEYS.name, 99, KeyRevoked(key_id=request.route.key_id, reason="leaked").encode())
     assert problem(request, registry) is RouteProblem.SIGNATURE
+
+
+def test_a_revoked_key_that_is_published_again_is_still_refused(registry: Registry) -> None:
+    request = make_route(registry)
+    published = registry.published[request.route.key_id]
+    registry.apply(KEYS.name, 99, KeyRevoked(key_id=request.route.key_id, reason="leaked").encode())
+    registry.apply(KEYS.name, 100, published.encode())
+    assert problem(request, registry) is RouteProblem.SIGNATURE
+
+
+def test_a_route_of_the_former_key_runs_until_that_key_is_revoked(registry: Registry) -> None:
+    request, (key, published) = make_route(registry), make_key(KeyRole.ROUTE, 2)
+    registry.apply(KEYS.name, 99, published.encode())
+    assert problem(request, registry) is None
+    assert problem(make_route(registry, key=key), registry) is None
+    registry.apply(KEYS.name, 100, KeyRevoked(key_id=request.route.key_id, reason="leaked").encode())
+    assert problem(request, registry) is RouteProblem.SIGNATURE
+    assert problem(make_route(registry, key=key), registry) is None
 
 
 def test_a_record_under_another_digests_key_is_refused(registry: Registry) -> None:
