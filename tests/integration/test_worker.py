@@ -4,10 +4,12 @@ import asyncio
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from infra.clock import SystemClock
+from infra.keys import make_key
 from infra.launch.stack import Stack
 from infra.launch.start import Process
 from infra.redis import connect
@@ -16,8 +18,9 @@ from ledger.store import Ledger
 from schemas.adapters import AdapterRevoked
 from schemas.audit import AdapterEvicted, Started
 from schemas.jobs import Outcome, RequestCancelled
+from schemas.keys import KeyRevoked, KeyRole
 from schemas.replies import JobCompleted, JobFailed
-from schemas.topics import ADAPTERS, CANCELS, REQUESTS
+from schemas.topics import ADAPTERS, CANCELS, KEYS, REQUESTS
 from tests.factories import make_job
 from tests.routes import changed, make_route
 from tests.workbench import WAIT_S, Bench, bench_on
@@ -179,6 +182,31 @@ async def test_what_no_router_wrote_here_is_a_dead_letter_with_its_reason(
         assert Counter(await bench.letters()) == {
             "signature": 2, "key": 1, "partition": 1, "body": 1, "invalid_record": 1
         }  # fmt: skip
+
+
+async def test_a_route_signed_by_a_revoked_key_is_never_executed(
+    stack: Stack, tenant: Tenants, worker: Workers
+) -> None:
+    async with bench_on(stack, [tenant()]) as bench:
+        name, (key, published) = bench.tenants[0], make_key(KeyRole.ROUTE, 901)
+        route = partial(make_route, bench.world.registry, make_job(alias="a"), name, bench.world.pool, key, PARTITIONS)
+        await bench.world.append(
+            [
+                (KEYS.name, key.key_id, published),
+                (KEYS.name, key.key_id, KeyRevoked(key_id=key.key_id, reason="a test")),
+                (KEYS.name, key.key_id, published),
+            ]
+        )
+        await started(worker, bench)
+        await bench.route(route())
+        await bench.route(await bench.admit(name, make_job(alias="a")))
+        (reply,) = await bench.finished(1)
+        assert isinstance(reply, JobCompleted)
+
+        async def told() -> bool:
+            return await bench.letters() == ["signature"]
+
+        await bench.until(told)
 
 
 async def test_an_expired_job_ends_expired_without_a_token(stack: Stack, tenant: Tenants, worker: Workers) -> None:
