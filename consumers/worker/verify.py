@@ -26,6 +26,7 @@ class Standing(StrEnum):
 
     EXPIRED = "deadline_passed"
     REVOKED = "adapter_revoked"
+    KEY_REVOKED = "route_key_revoked"
     TENANT_REMOVED = "tenant_removed"
     OTHER_BASE = "wrong_base"
     NOT_ADMISSIBLE = "adapter_not_admissible"
@@ -34,7 +35,7 @@ class Standing(StrEnum):
     def outcome(self) -> FailedOutcome:
         if self is Standing.EXPIRED:
             return Outcome.EXPIRED
-        if self in (Standing.REVOKED, Standing.TENANT_REMOVED):
+        if self in (Standing.REVOKED, Standing.KEY_REVOKED, Standing.TENANT_REMOVED):
             return Outcome.REVOKED
         return Outcome.FAILED
 
@@ -61,6 +62,9 @@ def standing(route: Route, registry: Registry, base: str, now_ms: int) -> Standi
     """Why an authentic route may not run now, or None. Moved aliases do not touch admitted jobs."""
     if now_ms >= route.expires_at_ms:
         return Standing.EXPIRED
+    # It was believed when it came; a key that is revoked while its routes wait starts none of them.
+    if route.key_id in registry.revoked_keys:
+        return Standing.KEY_REVOKED
     if route.identity.base != base:
         return Standing.OTHER_BASE
     tenant = registry.tenants.get(route.identity.tenant)

@@ -7,7 +7,7 @@ from infra.keys import make_key
 from ledger.registry import Registry
 from schemas.adapters import AdapterRevoked
 from schemas.digest import digest_of
-from schemas.jobs import Limits, RequestRouted
+from schemas.jobs import Limits, Outcome, RequestRouted
 from schemas.keys import KeyRevoked, KeyRole
 from schemas.record import Coordinates
 from schemas.signing import SigningKey
@@ -130,6 +130,14 @@ def test_a_job_whose_adapter_was_revoked_since_is_revoked(registry: Registry) ->
     revoked = AdapterRevoked(adapter=route.identity.adapter, reason="test", revoked_by="test")
     registry.apply(ADAPTERS.name, 99, revoked.encode())
     assert standing(route, registry, route.identity.base, NOW_MS) is Standing.REVOKED
+
+
+def test_a_job_that_waits_when_its_routes_key_is_revoked_does_not_start(registry: Registry) -> None:
+    route = make_route(registry).route
+    registry.apply(KEYS.name, 99, KeyRevoked(key_id=route.key_id, reason="leaked").encode())
+    found = standing(route, registry, route.identity.base, NOW_MS)
+    assert found is Standing.KEY_REVOKED
+    assert found.outcome is Outcome.REVOKED
 
 
 def test_jobs_of_a_removed_tenant_are_revoked(registry: Registry) -> None:
