@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final, cast
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -30,6 +30,7 @@ def connect(settings: RedisSettings) -> Redis:
         return cast("Redis", _cluster(settings))
     pool = BlockingConnectionPool.from_url(
         settings.url,
+        connection_class=_Connection,
         username=settings.username,
         password=settings.password,
         max_connections=CONNECTIONS_MAX,
@@ -41,6 +42,16 @@ def connect(settings: RedisSettings) -> Redis:
         retry_on_error=[],
     )
     return Redis.from_pool(pool)
+
+
+class _Connection(Connection):
+    """One whose server has left is opened anew before a call: of what is sent to nobody, nobody knows what became."""
+
+    async def connect(self) -> None:
+        reader = self._reader
+        if reader is not None and (reader.at_eof() or reader.exception() is not None):
+            await self.disconnect()
+        await super().connect()  # type: ignore[no-untyped-call]
 
 
 def _cluster(settings: RedisSettings) -> RedisCluster:
