@@ -21,6 +21,8 @@ from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog
 from infra.metrics import Metrics
+from schemas.jobs import JobClass
+from schemas.topics import class_of
 
 log = ActionLog("router")
 
@@ -55,6 +57,12 @@ class Line:
     @property
     def has_work(self) -> bool:
         return not self.lane.lost and (bool(self.works) or self.place > self.lane.committed)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more is read. Batch jobs wait where they are; interactive ones are read to hear that they wait."""
+        _, job_class = class_of(self.lane.topic)
+        return len(self.works) >= (LANE_RECORDS_MAX if job_class is JobClass.INTERACTIVE else 1)
 
     def take(self, records: Sequence[Incoming]) -> None:
         self.works += [read(record, in_doubt=record.offset < self.lane.opened_end) for record in records]
@@ -155,8 +163,8 @@ class Router:
         due = [line for line in self._lines.values() if line.has_work and line.retry_at <= now]
         await _together([self._work(group, line) for line in due])
         for line in due:
-            # Paused while anything is left, so that nothing piles up here; polls go on.
-            (group.pause if line.works else group.resume)(line.lane)
+            # So that nothing piles up here; polls go on.
+            (group.pause if line.full else group.resume)(line.lane)
         self._metrics.set("partitions_owned", len(self._lines))
         self._metrics.set("partitions_paused", sum(bool(line.works) for line in self._lines.values()))
 

@@ -1,8 +1,10 @@
 """What stays and what goes when some of a lane's work must wait, and in which order one job id is answered."""
 
+from aiokafka import TopicPartition
+
 from consumers.router.effects import NOTHING, Effect
 from consumers.router.intake import Unreadable, Work, read
-from consumers.router.loop import RETRY_S_MAX, Line, Passed, _rounds, _settled
+from consumers.router.loop import LANE_RECORDS_MAX, RETRY_S_MAX, Line, Passed, _rounds, _settled
 from infra.kafka.lane import Lane
 from infra.kafka.records import Incoming, Outgoing
 from schemas.jobs import RejectReason
@@ -26,8 +28,9 @@ def make_work(offset: int, job_id: str | None = None) -> Work:
     )
 
 
-def make_line(committed: int, following: int) -> Line:
+def make_line(committed: int, following: int, topic: str = "batch.acme") -> Line:
     lane = Lane.__new__(Lane)
+    lane.partition = TopicPartition(topic, 0)
     lane.lost, lane.committed, lane.next = False, committed, following
     return Line(lane=lane)
 
@@ -58,6 +61,15 @@ def test_a_line_commits_up_to_what_is_left() -> None:
     assert line.place == 5
     line.works, line.lane.committed = [], 9
     assert not line.has_work
+
+
+def test_behind_an_interactive_job_that_waits_others_are_read_up_to_a_bound() -> None:
+    for topic, most in (("jobs.acme", LANE_RECORDS_MAX), ("batch.acme", 1), ("cancel.acme", 1)):
+        line = make_line(0, 9, topic)
+        line.works = [make_work(offset) for offset in range(most - 1)]
+        assert not line.full
+        line.works.append(make_work(most))
+        assert line.full
 
 
 def make_jobs(*aliases: str, job_id: str | None = None) -> list[Work]:
