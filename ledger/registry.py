@@ -72,6 +72,8 @@ class Registry:
     ever_granted: set[tuple[str, str]] = field(default_factory=set)
     pools: dict[str, PoolConfigured] = field(default_factory=dict)
     workers: dict[str, WorkerReady] = field(default_factory=dict)
+    # Which worker said last that it serves a pool's partition. A killed one takes nothing back from its successor.
+    owners: dict[tuple[str, int], str] = field(default_factory=dict)
     published: dict[str, KeyPublished] = field(default_factory=dict)
     # For ever: who took a key could publish it again under its id.
     revoked_keys: set[str] = field(default_factory=set)
@@ -108,12 +110,11 @@ class Registry:
 
     def owner_of(self, pool: str, partition: int) -> WorkerReady | None:
         """The ready worker that serves a pool's partition: the last one that said so."""
-        found = [w for w in self.workers.values() if w.pool == pool and partition in w.partitions]
-        return found[-1] if found else None
+        return self.workers.get(self.owners.get((pool, partition), ""))
 
     def served_pools(self) -> set[str]:
         """Pools with a worker that serves some partition."""
-        return {worker.pool for worker in self.workers.values() if worker.partitions and worker.rows}
+        return {pool for (pool, _), worker in self.owners.items() if self.workers[worker].rows}
 
     def passed(self, positions: dict[str, int]) -> bool:
         """Whether this view stands where another one stood, or further."""
@@ -170,10 +171,12 @@ class Registry:
                 self._fold_adapter(record)
 
     def _fold_worker(self, record: WorkerReady | WorkerGone) -> None:
-        # The last to speak comes last, so that a partition's newest owner is found.
+        # The last to speak comes last.
         self.workers.pop(record.worker, None)
+        self.owners = {place: worker for place, worker in self.owners.items() if worker != record.worker}
         if isinstance(record, WorkerReady):
             self.workers[record.worker] = record
+            self.owners |= {(record.pool, partition): record.worker for partition in record.partitions}
 
     def _fold_adapter(self, record: Record) -> None:
         match record:

@@ -130,15 +130,19 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def routing_on(
-    stack: Stack, tenants: Sequence[str], rows: int = 1000, limits: dict[str, object] | None = None
+    stack: Stack,
+    tenants: Sequence[str],
+    rows: int = 1000,
+    limits: dict[str, object] | None = None,
+    aliases: Sequence[str] = ("a", "b"),
 ) -> AsyncIterator[Routing]:
-    """A pool with a ready worker and these tenants, each with adapters `a` and `b`, and an open ledger."""
+    """A pool with a ready worker and these tenants, each with these adapters, and an open ledger."""
     admin = connect(stack.redis("admin"))
     await rebuild(stack.kafka("admin"), admin)
     ledger = Ledger(connect(stack.redis("router")))
     name = f"routing-{next(_names)}"
     values = {"concurrency_max": 10_000, **(limits or {})}
-    async with make_world_on(stack, name, dict.fromkeys(tenants, ("a", "b")), values) as world:
+    async with make_world_on(stack, name, dict.fromkeys(tenants, aliases), values) as world:
         routing = Routing(stack=stack, world=world, ledger=ledger, tenants=tenants)
         if rows:
             await routing.serve(rows)

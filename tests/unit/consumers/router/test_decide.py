@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from consumers.router.decide import Candidate, Context, Refusal, decide
-from schemas.adapters import AdapterRevoked
+from schemas.adapters import AdapterRevoked, WorkerGone
 from schemas.jobs import JobClass, JobSubmitted, RejectReason
 from schemas.keys import KeyRevoked, KeyRole
 from schemas.record import RECORD_BYTES_MAX
 from schemas.routing import home_partitions
 from schemas.signing import SigningKey
 from schemas.tenants import TenantState
-from schemas.topics import ADAPTERS, KEYS, TENANTS
+from schemas.topics import ADAPTERS, KEYS, TENANTS, WORKERS
 from tests.factories import (
     Entry,
     approved,
@@ -287,6 +287,12 @@ def test_without_a_ready_owner_the_window_is_zero() -> None:
     answer = decide(make_job(), make_context(), make_registry(world), NOW_MS)
     assert isinstance(answer, Candidate)
     assert answer.window_max == 0
+
+
+def test_a_killed_worker_does_not_come_back_when_its_successor_leaves() -> None:
+    newer = ready(BASE.base, worker="worker-2", rows=16)
+    gone = (WORKERS.name, "worker-2", WorkerGone(worker="worker-2", pool="main"))
+    assert granted(make_job(), [newer, gone]).window_max == 0
 
 
 def test_a_job_goes_to_a_home_partition_of_its_digest_and_always_to_the_same() -> None:
