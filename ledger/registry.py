@@ -15,7 +15,7 @@ from schemas.adapters import (
     WorkerGone,
     WorkerReady,
 )
-from schemas.errors import BadSignature
+from schemas.errors import BadSignature, InvalidRecord
 from schemas.jobs import JobClass
 from schemas.keys import KeyPublished, KeyRevoked, KeyRole
 from schemas.record import Record, decode_one_of
@@ -82,7 +82,10 @@ class Registry:
 
     def apply(self, topic: str, offset: int, content: bytes | None) -> Record:
         """Fold one record. Raises InvalidRecord: a record topic that does not parse stops the process."""
-        record: Record = decode_one_of(RECORDS[topic], content)
+        try:
+            record: Record = decode_one_of(RECORDS[topic], content)
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{topic} cannot be read at offset {offset}: {error}") from error
         self._fold(record)
         self.positions[topic] = offset + 1
         return record

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from consumers.router.admission import IN_DOUBT, NOTICE_AFTER_MS
 from consumers.router.decide import UNCOUNTED
 from consumers.router.prompts import Count, NotCountable, Words
 from ledger.registry import Registry
 from ledger.store import LedgerUnavailable, LedgerUnreachable
 from schemas.adapters import BaseManifest
+from schemas.errors import InvalidRecord
 from schemas.jobs import JobCancelled, JobSubmitted, RejectReason
 from schemas.replies import JobWaiting
 from schemas.topics import ADAPTERS
@@ -144,3 +147,8 @@ async def test_while_a_base_cannot_count_interactive_jobs_may_come_again_and_bat
     assert await desk.answer(work) is None
     counter.away = False
     assert request_of(await desk.answer(work)).route.limits.prompt_tokens == 2
+
+
+def test_a_registry_record_that_cannot_be_read_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidRecord, match="tenants cannot be read at offset 7: "):
+        Registry().apply("tenants", 7, b'{"type": "TenantConfigured", "ten')
