@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import Artifact, Delta, EngineError, EngineRequest
+from consumers.engines.residents import Listed
 from schemas.jobs import Message
 
 Output = tuple[str, Delta | EngineError]
@@ -28,14 +30,28 @@ class Backend(Protocol):
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """As `Engine.encode`."""
 
-    async def add(self, artifact: Artifact, int_id: int) -> int:
-        """Load an adapter; its bytes. May leave anything behind when it raises: `remove` follows."""
+    async def stage(self, artifact: Artifact, int_id: int) -> Listed:
+        """Copy an adapter into host memory; what there is now. May leave anything behind when it raises, as may
+        `activate`: `remove` follows.
+        """
 
-    async def remove(self, int_id: int) -> None:
-        """Drop whatever there is under the id, also after a failed `add`, and after every abort before it."""
+    async def activate(self, int_id: int) -> Listed:
+        """Copy what is in host memory under the id into a free slot; what there is now."""
 
-    async def listed(self) -> frozenset[int]:
-        """The ids the engine itself believes it holds, half-loaded ones included."""
+    async def deactivate(self, int_id: int) -> Listed:
+        """Free the slot, keep the copy, after every abort before it; what there is now."""
+
+    async def remove(self, int_id: int) -> Listed:
+        """Drop whatever there is under the id, half-loaded or whole, after every abort before it; what there is now."""
+
+    async def listed(self) -> Listed:
+        """What the engine itself believes it holds, half-loaded adapters included."""
+
+    async def memory(self) -> Memory:
+        """As `Engine.memory`, without what is set aside."""
+
+    async def sizes(self) -> Sizes:
+        """What adapters take, by module: asked once, after `start`."""
 
     async def reset_cache(self) -> None:
         """As `Engine.reset_cache`."""

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from consumers.engines.backend import Backend, Outputs
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import (
     Artifact,
     Delta,
@@ -15,11 +17,14 @@ from consumers.engines.protocol import (
     EngineError,
     EngineRequest,
     EngineSettings,
+    HostFull,
     Loaded,
     LoadFailed,
     RequestInvalid,
+    Staged,
 )
-from consumers.engines.residents import Residents
+from consumers.engines.residents import Listed, Residents
+from schemas.audit import LoadSource
 from schemas.jobs import Message
 
 Result = TypeVar("Result")
@@ -39,10 +44,13 @@ class SlotEngine:
         self._backend = backend
         self._build = build
         self._settings = settings
-        self._residents = Residents(settings.slots)
+        self._residents = Residents(settings)
         self._streams: dict[str, Stream] = {}
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Future[Any]] = set()
+        self._sizes = Sizes()
+        # Bytes set aside for the copy that is being made.
+        self._staging = 0
         # Why the engine serves nobody, once it does not.
         self._died: asyncio.Future[str] | None = None
 
@@ -54,7 +62,8 @@ class SlotEngine:
         self._died = asyncio.get_running_loop().create_future()
         try:
             await self._call(self._backend.start(self._deliver, self._die), self._settings.start_timeout_s)
-            await self._expect_listed(frozenset())
+            self._expect(await self._call(self._backend.listed()))
+            self._sizes = await self._call(self._backend.sizes())
         except CommandFailed as error:
             raise self._die(f"the engine did not start: {error}") from error
 
@@ -68,17 +77,38 @@ class SlotEngine:
         alive = self._died is not None and not self._died.done()
         return alive and self._backend.stuck_s() <= self._settings.step_timeout_s
 
+    async def stage(self, artifact: Artifact) -> Staged:
+        return await self._change(partial(self._stage, artifact))
+
+    async def unstage(self, digest: str) -> None:
+        await self._change(partial(self._unstage, digest))
+
     async def load(self, artifact: Artifact) -> Loaded:
         return await self._change(partial(self._load, artifact))
 
-    async def unload(self, digest: str) -> None:
-        await self._change(partial(self._unload, digest))
+    async def unload(self, digest: str, keep: bool = False) -> None:
+        await self._change(partial(self._unload, digest, keep))
 
     async def reset_cache(self) -> None:
         await self._change(self._reset_cache)
 
     def resident(self) -> frozenset[str]:
         return self._residents.digests
+
+    def staged(self) -> frozenset[str]:
+        return self._residents.staged
+
+    async def memory(self) -> Memory:
+        self._alive()
+        try:
+            measured = await self._call(self._backend.memory())
+        except CommandFailed as error:
+            raise self._die(f"the memory could not be measured: {error}") from error
+        return replace(measured, staging=self._staging)
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._sizes
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         return self._backend.encode(prompt)
@@ -119,28 +149,77 @@ class SlotEngine:
             self._alive()
             return await change()
 
-    async def _load(self, artifact: Artifact) -> Loaded:
-        if artifact.digest in self._residents:
-            return Loaded(duration_ms=0.0, bytes=artifact.bytes)
-        int_id = self._residents.fresh_id(artifact)
+    async def _stage(self, artifact: Artifact) -> Staged:
+        digest = artifact.digest
+        if digest in self._residents.staged:
+            return Staged(duration_ms=0.0, bytes=self._residents.bytes_of(digest))
+        expected = self._sizes.predicted(artifact.rank, artifact.target_modules)
+        int_id = self._residents.fresh_id(artifact, expected)
         began_s = time.monotonic()
+        self._staging = expected
         try:
-            size = await self._call(self._backend.add(artifact, int_id))
-            await self._expect_listed(self._residents.ids | {int_id})
-        except CommandFailed as error:
-            await self._remove(int_id)
-            raise LoadFailed(f"{artifact.digest} could not be loaded: {error}") from error
-        self._residents.add(artifact.digest, int_id)
-        return Loaded(duration_ms=(time.monotonic() - began_s) * 1000, bytes=size)
+            listed = await self._call(self._backend.stage(artifact, int_id))
+            size = listed.host.get(int_id, 0)
+            self._residents.expect_room(size)
+            self._residents.stage(digest, int_id, size)
+            self._expect(listed)
+        except (CommandFailed, HostFull) as error:
+            await self._drop(digest, int_id)
+            if isinstance(error, HostFull):
+                raise
+            raise LoadFailed(f"{digest} could not be loaded: {error}") from error
+        finally:
+            self._staging = 0
+        self._sizes.learn(artifact.rank, artifact.target_modules, size)
+        return Staged(duration_ms=_since_ms(began_s), bytes=size)
 
-    async def _unload(self, digest: str) -> None:
-        if digest in self._residents:
-            await self._remove(self._residents.remove(digest))
+    async def _unstage(self, digest: str) -> None:
+        if digest in self._residents.staged:
+            await self._remove(self._residents.unstage(digest))
+
+    async def _load(self, artifact: Artifact) -> Loaded:
+        digest, source = artifact.digest, LoadSource.HOST
+        if digest in self._residents.digests:
+            return Loaded(duration_ms=0.0, bytes=self._residents.bytes_of(digest), source=source)
+        self._residents.expect_free_slot()
+        began_s = time.monotonic()
+        if digest not in self._residents.staged:
+            await self._stage(artifact)
+            source = LoadSource.STORE
+        size, int_id = self._residents.bytes_of(digest), self._residents.id_of(digest)
+        try:
+            listed = await self._call(self._backend.activate(int_id))
+            # From here on requests may enter; nothing runs between this line and the next.
+            self._residents.fill_slot(digest)
+            self._expect(listed)
+        except CommandFailed as error:
+            await self._drop(digest, int_id)
+            raise LoadFailed(f"{digest} could not be loaded: {error}") from error
+        return Loaded(duration_ms=_since_ms(began_s), bytes=size, source=source)
+
+    async def _unload(self, digest: str, keep: bool) -> None:
+        if digest not in self._residents.digests:
+            return
+        int_id = self._residents.clear_slot(digest)
+        if not keep:
+            await self._remove(self._residents.unstage(digest))
+            return
+        try:
+            self._expect(await self._call(self._backend.deactivate(int_id)))
+        except CommandFailed as error:
+            raise self._die(f"an adapter could not be taken from its slot: {error}") from error
+
+    async def _drop(self, digest: str, int_id: int) -> None:
+        """After a failure: nothing of the adapter stays, in the table or in the engine."""
+        if digest in self._residents.digests:
+            self._residents.clear_slot(digest)
+        if digest in self._residents.staged:
+            self._residents.unstage(digest)
+        await self._remove(int_id)
 
     async def _remove(self, int_id: int) -> None:
         try:
-            await self._call(self._backend.remove(int_id))
-            await self._expect_listed(self._residents.ids)
+            self._expect(await self._call(self._backend.remove(int_id)))
         except CommandFailed as error:
             raise self._die(f"an adapter could not be removed: {error}") from error
 
@@ -150,10 +229,11 @@ class SlotEngine:
         except CommandFailed as error:
             raise self._die(f"the cache could not be reset: {error}") from error
 
-    async def _expect_listed(self, expected: frozenset[int]) -> None:
-        listed = await self._call(self._backend.listed())
+    def _expect(self, listed: Listed) -> None:
+        """The engine holds what our table says, copy by copy and slot by slot."""
+        expected = self._residents.listed
         if listed != expected:
-            raise CommandFailed(f"the engine lists {sorted(listed)} where it should list {sorted(expected)}")
+            raise CommandFailed(f"the engine lists {listed} where it should list {expected}")
 
     async def _call(self, command: Awaitable[Result], timeout_s: float | None = None) -> Result:
         """Wait for the backend, but no longer than allowed: a call in flight when vLLM's core dies never returns."""
@@ -187,3 +267,7 @@ class SlotEngine:
             self._died.set_result(message)
             self._deliver([(request_id, EngineDead(message)) for request_id in self._streams])
         return EngineDead(self._died.result() if self._died else message)
+
+
+def _since_ms(began_s: float) -> float:
+    return (time.monotonic() - began_s) * 1000

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from consumers.engines.backend import Outputs
 from consumers.engines.engine import SlotEngine
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import (
     Artifact,
     Delta,
@@ -19,6 +20,7 @@ from consumers.engines.protocol import (
     FaultReason,
     RequestInvalid,
 )
+from consumers.engines.residents import Listed
 from consumers.engines.text import Stops, check_prompt
 from consumers.engines.thread import ThreadBackend
 from schemas.jobs import Message
@@ -26,6 +28,10 @@ from schemas.replies import FinishReason
 
 VOCABULARY = 50_000
 PREFIXES_MAX = 1024
+# What it pretends of memory: an adapter's bytes per rank and module, and a machine.
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANK_BYTES = 256
+MEMORY_BYTES = 64 << 30
 
 
 def marker(digest: str) -> str:
@@ -51,6 +57,8 @@ class Faults:
     corrupts: set[str] = field(default_factory=set)
     # So many of the next steps raise.
     step_errors: int = 0
+    # So many bytes are lost to the allocator.
+    fragmentation: int = 0
     # A step that raised cannot be recovered from: the engine dies.
     fatal: bool = False
     # Cleared: the next step or hanging load waits until it is set again.
@@ -87,6 +95,8 @@ class FakeCore:
         self._settings = settings
         self._faults = faults
         self._digests: dict[int, str] = {}
+        self._bytes: dict[int, int] = {}
+        self._slots: set[int] = set()
         self._rows: dict[str, Row] = {}
         self._prefixes: dict[tuple[str, str], tuple[int, ...]] = {}
 
@@ -98,22 +108,54 @@ class FakeCore:
         words = [word for turn in turns for word in turn.split()]
         return check_prompt([token_id(word) for word in words], self._settings.context_max)
 
-    def add(self, artifact: Artifact, int_id: int) -> int:
+    def stage(self, artifact: Artifact, int_id: int) -> None:
+        time.sleep(self._settings.fake_stage_ms / 1000)
         self._digests[int_id] = artifact.digest
+        self._bytes[int_id] = self.sizes().predicted(artifact.rank, artifact.target_modules)
         if artifact.digest in self._faults.load_hangs:
             self._faults.running.wait()
-        if artifact.digest in self._faults.load_fails:
+
+    def activate(self, int_id: int) -> None:
+        time.sleep(self._settings.fake_load_ms / 1000)
+        self._slots.add(int_id)
+        if self._digests[int_id] in self._faults.load_fails:
             raise ValueError("told to fail")
-        return artifact.bytes
+
+    def deactivate(self, int_id: int) -> None:
+        if self._digests[int_id] not in self._faults.remove_fails:
+            self._slots.discard(int_id)
 
     def remove(self, int_id: int) -> None:
         if self._digests.get(int_id) not in self._faults.remove_fails:
+            self._slots.discard(int_id)
+            self._bytes.pop(int_id, None)
             self._digests.pop(int_id, None)
 
-    def listed(self) -> frozenset[int]:
-        return frozenset(self._digests)
+    def listed(self) -> Listed:
+        return Listed(slots=frozenset(self._slots), host=dict(self._bytes))
+
+    def memory(self) -> Memory:
+        slot, held = self.sizes().slot_bytes, sum(self._bytes.values())
+        total = slot * self._settings.slots
+        return Memory(
+            host_is_device=True,
+            base_weights=0,
+            slots=total,
+            slots_used=slot * len(self._slots),
+            host_cache=held,
+            workspace=0,
+            kv_cache=self._settings.kv_bytes,
+            fragmentation=self._faults.fragmentation,
+            process=total + held + self._settings.kv_bytes + self._faults.fragmentation,
+            limit=self._settings.memory_bytes or MEMORY_BYTES,
+        )
+
+    def sizes(self) -> Sizes:
+        per_rank = dict.fromkeys(MODULES, RANK_BYTES)
+        return Sizes(per_rank=per_rank, slot_bytes=self._settings.rank_max * sum(per_rank.values()))
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
+        assert int_id in self._slots
         assert self._digests[int_id] == request.digest
         if max(request.prompt_ids) >= VOCABULARY:
             raise RequestInvalid("the prompt holds a token that the base does not know")

@@ -5,7 +5,7 @@ not cached. For models with full attention only. `Any` stands for torch tensors 
 does not install them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from consumers.engines.backend import Outputs
+from consumers.engines.memory import Memory, Sizes, available_bytes, free_in_allocator, give_back, resident_bytes
 from consumers.engines.protocol import (
     Artifact,
     Delta,
@@ -25,6 +26,7 @@ from consumers.engines.protocol import (
     FaultReason,
     RequestInvalid,
 )
+from consumers.engines.residents import Listed
 from consumers.engines.text import BaseText, Stops
 from schemas.jobs import Message
 from schemas.replies import FinishReason
@@ -106,6 +108,7 @@ class PeftCore:
         self._settings = settings
         self._waiting: deque[Row] = deque()
         self._batch: Batch | None = None
+        self._slots: set[int] = set()
 
     def start(self) -> None:
         settings = self._settings
@@ -120,12 +123,16 @@ class PeftCore:
         ends = base.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
         scaffold = LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM", inference_mode=True)
+        self._base_bytes = sum(weight.nbytes for weight in (*base.parameters(), *base.buffers()))
         self._model: Any = get_peft_model(base, scaffold, SCAFFOLD).to(settings.device).eval()
+        give_back()
+        self._limit_bytes = settings.memory_bytes or resident_bytes() + available_bytes()
+        self._workspace_bytes = max(0, resident_bytes() - free_in_allocator() - self._base_bytes)
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         return self._text.encode(prompt)
 
-    def add(self, artifact: Artifact, int_id: int) -> int:
+    def stage(self, artifact: Artifact, int_id: int) -> None:
         if artifact.rank > self._settings.rank_max:
             raise ValueError(f"rank {artifact.rank} is above {self._settings.rank_max}")
         if not (artifact.path / "adapter_model.safetensors").is_file():
@@ -135,15 +142,55 @@ class PeftCore:
         # PEFT only warns here, and would serve an adapter that is partly random or partly ignored.
         if found.unexpected_keys or any(f".{name}." in key for key in found.missing_keys):
             raise ValueError("the weights do not match the configuration")
-        weights = (p for key, p in self._model.named_parameters() if f".{name}." in key)
-        return sum(weight.nbytes for weight in weights if weight is not None)
+
+    def activate(self, int_id: int) -> None:
+        """Weights are used from where they are: a slot is the right to be used."""
+        if _name(int_id) not in self._model.peft_config:
+            raise KeyError(int_id)
+        self._slots.add(int_id)
+
+    def deactivate(self, int_id: int) -> None:
+        self._slots.discard(int_id)
 
     def remove(self, int_id: int) -> None:
+        self._slots.discard(int_id)
         if _name(int_id) in self._model.peft_config:
             self._model.delete_adapter(_name(int_id))
 
-    def listed(self) -> frozenset[int]:
-        return frozenset(int(name.removeprefix("slot")) for name in self._model.peft_config if name != SCAFFOLD)
+    def listed(self) -> Listed:
+        names = [name for name in self._model.peft_config if name != SCAFFOLD]
+        host = {int(name.removeprefix("slot")): sum(self._weights(name).values()) for name in names}
+        return Listed(slots=frozenset(self._slots), host=host)
+
+    def memory(self) -> Memory:
+        host = sum(self.listed().host.values())
+        return Memory(
+            host_is_device=self._settings.device == "cpu",
+            base_weights=self._base_bytes,
+            slots=0,
+            slots_used=0,
+            host_cache=host,
+            workspace=self._workspace_bytes,
+            kv_cache=self._kv_bytes(),
+            fragmentation=free_in_allocator(),
+            process=resident_bytes(),
+            limit=self._limit_bytes,
+        )
+
+    def sizes(self) -> Sizes:
+        """The scaffold has rank 1 and every module: its weights are the table."""
+        per_rank: Counter[str] = Counter()
+        for key, size in self._weights(SCAFFOLD).items():
+            per_rank[key.partition(".lora_")[0].rpartition(".")[2]] += size
+        return Sizes(per_rank=per_rank)
+
+    def _weights(self, name: str) -> dict[str, int]:
+        found = self._model.named_parameters()
+        return {key: p.nbytes for key, p in found if f".{name}." in key and p is not None}
+
+    def _kv_bytes(self) -> int:
+        layers = self._batch.cache.layers if self._batch else []
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         room = self._settings.context_max - len(request.prompt_ids)

@@ -6,9 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from consumers.engines.memory import Memory, Sizes
+from schemas.audit import LoadSource
 from schemas.errors import SwitchyardError
 from schemas.jobs import Message
 from schemas.replies import FinishReason
+from schemas.service import Batch
 
 EngineKind = Literal["fake", "peft", "vllm", "vllm-async"]
 Device = Literal["cpu", "cuda"]
@@ -20,6 +23,10 @@ class EngineError(SwitchyardError):
 
 class SlotsFull(EngineError):
     """Every slot holds an adapter: unload one first."""
+
+
+class HostFull(EngineError):
+    """The copies in host memory have reached their bytes or their number: unstage one first."""
 
 
 class LoadFailed(EngineError):
@@ -78,6 +85,11 @@ class EngineSettings:
     rank_max: int = 16
     context_max: int = 2048
     kv_bytes: int = 256 << 20
+    # Copies of adapters in host memory, those in slots included. An engine never drops one to make room by itself.
+    host_bytes: int = 4 << 30
+    host_adapters_max: int = 64
+    # What the engine may occupy in its device's memory; None: all that the device has.
+    memory_bytes: int | None = None
     # At 128, the CPU build's default, NaN left in a freed block was seen to reach other tenants' answers; at 32 never.
     block_tokens: int = 32
     start_timeout_s: float = 600.0
@@ -86,6 +98,14 @@ class EngineSettings:
     # A step that takes longer is stuck; no engine notices that by itself.
     step_timeout_s: float = 120.0
     fake_step_ms: float = 25.0
+    # From the store into host memory, and from there into a slot. Steps wait meanwhile, as on a real engine.
+    fake_stage_ms: float = 0.0
+    fake_load_ms: float = 0.0
+
+    @property
+    def copies_max(self) -> int:
+        """An adapter in a slot has a copy in host memory: there is room for as many at least."""
+        return max(self.host_adapters_max, self.slots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +130,27 @@ class Artifact:
     digest: str
     path: Path
     rank: int
+    # Of its files. What it takes in memory is predicted from its rank and modules, and measured when it is there.
+    bytes: int
+    # Empty where unknown: it is then taken to have every module.
+    target_modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A copy in host memory that was made, or was there: then it took no time. `bytes` is measured."""
+
+    duration_ms: float
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A load that succeeded. `bytes` is what the engine measured where it can, else the size of the artifact."""
+    """A load that succeeded, or an adapter that was in its slot: then it took no time. `bytes` are the host copy's."""
 
     duration_ms: float
     bytes: int
+    source: LoadSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +184,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     # Prompt tokens that came from the prefix cache; the same on every delta of a request.
     cached_tokens: int = 0
+    # On the first delta only: the step that made it, and the rows and adapters that had a token of the same step.
+    batch: Batch | None = None
 
 
 class Engine(Protocol):
@@ -174,19 +208,39 @@ class Engine(Protocol):
     def healthy(self) -> bool:
         """True while the engine is started, alive and not stuck in a step. Never blocks."""
 
+    async def stage(self, artifact: Artifact) -> Staged:
+        """Copy an adapter into host memory and touch no slot. Nothing happens if the copy is there.
+
+        Raises `HostFull`, or `LoadFailed` after everything of the adapter was removed again. The path need not stay.
+        """
+
+    async def unstage(self, digest: str) -> None:
+        """Forget the copy in host memory. Nothing happens if there is none. Raises `AdapterInUse` while in a slot."""
+
     async def load(self, artifact: Artifact) -> Loaded:
-        """Make an adapter resident, before any request names it. Nothing happens if it already is.
+        """Make an adapter resident, before any request names it: from host memory, or staged first if it is not there.
 
-        Raises `SlotsFull`, or `LoadFailed` after everything of the adapter was removed again: the caller quarantines
-        the digest. The path must stay readable until `unload`. Running requests pause for the load.
+        Nothing happens if it is resident. Raises `SlotsFull`, `HostFull`, or `LoadFailed` after everything of the
+        adapter was removed again, its copy in host memory too: the caller quarantines the digest. Requests pause.
         """
 
-    async def unload(self, digest: str) -> None:
-        """Remove an adapter and check that the engine no longer lists it. Nothing happens if it is not resident.
+    async def unload(self, digest: str, keep: bool = False) -> None:
+        """Remove an adapter from its slot, and its copy in host memory too unless told to keep it.
 
-        Raises `AdapterInUse` while a request runs under it, and `EngineDead` if the engine still lists it afterwards:
-        an engine that holds what it must not hold serves nobody.
+        Checks that the engine lists no more than it should. Nothing happens if the adapter is not resident. Raises
+        `AdapterInUse` while a request runs under it, and `EngineDead` if the engine still lists it afterwards: an
+        engine that holds what it must not hold serves nobody.
         """
+
+    def staged(self) -> frozenset[str]:
+        """The digests with a copy in host memory, those in slots included."""
+
+    async def memory(self) -> Memory:
+        """Where the memory is now."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What adapters take here, measured since `start`."""
 
     def resident(self) -> frozenset[str]:
         """The digests that `generate` accepts now."""

@@ -10,7 +10,10 @@ from threading import Thread
 from typing import Protocol, TypeVar
 
 from consumers.engines.backend import Deliver, Die, Outputs
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import Artifact, EngineError, EngineFault, EngineRequest, FaultReason
+from consumers.engines.residents import Listed
+from consumers.engines.steps import Steps
 from schemas.jobs import Message
 
 Result = TypeVar("Result")
@@ -25,14 +28,26 @@ class Core(Protocol):
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """As `Engine.encode`. Runs on the event loop, beside steps."""
 
-    def add(self, artifact: Artifact, int_id: int) -> int:
-        """As `Backend.add`."""
+    def stage(self, artifact: Artifact, int_id: int) -> None:
+        """As `Backend.stage`."""
+
+    def activate(self, int_id: int) -> None:
+        """As `Backend.activate`."""
+
+    def deactivate(self, int_id: int) -> None:
+        """As `Backend.deactivate`."""
 
     def remove(self, int_id: int) -> None:
         """As `Backend.remove`."""
 
-    def listed(self) -> frozenset[int]:
+    def listed(self) -> Listed:
         """As `Backend.listed`."""
+
+    def memory(self) -> Memory:
+        """As `Backend.memory`."""
+
+    def sizes(self) -> Sizes:
+        """As `Backend.sizes`."""
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         """Queue a request for the next step. Raises `RequestInvalid`."""
@@ -65,6 +80,7 @@ class ThreadBackend:
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._step_began_s: float | None = None
+        self._steps = Steps()
 
     async def start(self, deliver: Deliver, die: Die) -> None:
         loop = asyncio.get_running_loop()
@@ -86,14 +102,26 @@ class ThreadBackend:
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         return self._core.encode(prompt)
 
-    async def add(self, artifact: Artifact, int_id: int) -> int:
-        return await self._call(partial(self._core.add, artifact, int_id))
+    async def stage(self, artifact: Artifact, int_id: int) -> Listed:
+        return await self._change(partial(self._core.stage, artifact, int_id))
 
-    async def remove(self, int_id: int) -> None:
-        await self._call(partial(self._core.remove, int_id))
+    async def activate(self, int_id: int) -> Listed:
+        return await self._change(partial(self._core.activate, int_id))
 
-    async def listed(self) -> frozenset[int]:
+    async def deactivate(self, int_id: int) -> Listed:
+        return await self._change(partial(self._core.deactivate, int_id))
+
+    async def remove(self, int_id: int) -> Listed:
+        return await self._change(partial(self._core.remove, int_id))
+
+    async def listed(self) -> Listed:
         return await self._call(self._core.listed)
+
+    async def memory(self) -> Memory:
+        return await self._call(self._core.memory)
+
+    async def sizes(self) -> Sizes:
+        return await self._call(self._core.sizes)
 
     async def reset_cache(self) -> None:
         await self._call(self._core.reset_cache)
@@ -103,7 +131,16 @@ class ThreadBackend:
 
     def abort(self, request_id: str) -> None:
         # An abort that fails leaves its request to the next step, which says so.
-        self._commands.put(partial(_attempt, Future[None](), partial(self._core.abort, request_id)))
+        self._commands.put(partial(_attempt, Future[None](), partial(self._abort, request_id)))
+
+    def _change(self, change: Callable[[], None]) -> asyncio.Future[Listed]:
+        """A change and what there is after it, with no step between."""
+
+        def command() -> Listed:
+            change()
+            return self._core.listed()
+
+        return self._call(command)
 
     def _call(self, command: Callable[[], Result]) -> asyncio.Future[Result]:
         future: Future[Result] = Future()
@@ -123,9 +160,15 @@ class ThreadBackend:
             command()
         return True
 
+    def _abort(self, request_id: str) -> None:
+        self._steps.end(request_id)
+        self._core.abort(request_id)
+
     def _admit(self, request: EngineRequest, int_id: int) -> None:
         error = _attempt(Future[None](), partial(self._core.admit, request, int_id)).exception()
-        if error is not None:
+        if error is None:
+            self._steps.begin(request)
+        else:
             self._deliver([(request.request_id, _fault(error))])
 
     def _step(self) -> None:
@@ -134,14 +177,14 @@ class ThreadBackend:
         self._step_began_s = None
         error = step.exception()
         if error is None:
-            self._deliver(step.result())
+            self._deliver(self._steps.number(step.result()))
         else:
             self._recover(error)
 
     def _recover(self, error: BaseException) -> None:
         recovery = _attempt(Future[list[str]](), self._core.recover)
         if recovery.exception() is None:
-            self._deliver([(request_id, _fault(error)) for request_id in recovery.result()])
+            self._deliver(self._steps.number([(request_id, _fault(error)) for request_id in recovery.result()]))
         else:
             self._die(f"the engine did not recover from a failed step: {error}")
 

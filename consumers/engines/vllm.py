@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from consumers.engines.backend import Outputs
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import (
     Artifact,
     Delta,
@@ -14,6 +15,7 @@ from consumers.engines.protocol import (
     FaultReason,
     RequestInvalid,
 )
+from consumers.engines.residents import Listed
 from consumers.engines.text import BaseText
 from schemas.jobs import Message
 from schemas.replies import FinishReason
@@ -41,7 +43,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "enable_lora": True,
         "max_loras": settings.slots,
-        "max_cpu_loras": settings.slots,
+        "max_cpu_loras": settings.copies_max,
         "max_lora_rank": min(rank for rank in RANKS if rank >= settings.rank_max),
         "worker_extension_cls": "consumers.engines.vllm_worker.SlotReport",
         # The corruption flag travels with the statistics.
@@ -92,6 +94,15 @@ def delta_of(output: "RequestOutput") -> Delta | EngineError:
     )
 
 
+def listed_of(holdings: tuple[list[int], dict[int, int]]) -> Listed:
+    slots, host = holdings
+    return Listed(slots=frozenset(slots), host=host)
+
+
+def sizes_of(modules: dict[str, int], memory: dict[str, int], settings: EngineSettings) -> Sizes:
+    return Sizes(per_rank=modules, slot_bytes=memory["slots"] // settings.slots)
+
+
 class VllmCore:
     """Implements `Core` with vLLM's synchronous engine."""
 
@@ -106,22 +117,33 @@ class VllmCore:
         self._text = BaseText(self._settings.base_dir, self._settings.context_max)
         args = EngineArgs(**engine_args(self._settings))
         self._llm: LLMEngine = LLMEngine.from_engine_args(args, enable_multiprocessing=False)
+        self._worker("settle_memory", self._settings.memory_bytes)
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         return self._text.encode(prompt)
 
-    def add(self, artifact: Artifact, int_id: int) -> int:
+    def stage(self, artifact: Artifact, int_id: int) -> None:
         self._paths[int_id] = str(artifact.path)
-        self._llm.add_lora(lora_request(artifact.digest, int_id, self._paths[int_id]))
-        size: int = self._worker("adapter_bytes", int_id)
-        return size
+        self._worker("stage_adapter", artifact.digest, int_id, self._paths[int_id])
+
+    def activate(self, int_id: int) -> None:
+        self._worker("activate_adapter", int_id)
+
+    def deactivate(self, int_id: int) -> None:
+        self._worker("deactivate_adapter", int_id)
 
     def remove(self, int_id: int) -> None:
         self._llm.remove_lora(int_id)
         self._paths.pop(int_id, None)
 
-    def listed(self) -> frozenset[int]:
-        return frozenset(self._worker("slot_report"))
+    def listed(self) -> Listed:
+        return listed_of(self._worker("holdings"))
+
+    def memory(self) -> Memory:
+        return Memory(host_is_device=self._settings.device == "cpu", **self._worker("memory"))
+
+    def sizes(self) -> Sizes:
+        return sizes_of(self._worker("module_sizes"), self._worker("memory"), self._settings)
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         from vllm.exceptions import VLLMClientError

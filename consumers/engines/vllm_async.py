@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from consumers.engines.backend import Deliver, Die
+from consumers.engines.memory import Memory, Sizes
 from consumers.engines.protocol import (
     Artifact,
     EngineError,
@@ -17,8 +18,17 @@ from consumers.engines.protocol import (
     FaultReason,
     RequestInvalid,
 )
+from consumers.engines.residents import Listed
 from consumers.engines.text import BaseText
-from consumers.engines.vllm import delta_of, engine_args, lora_request, sampling, tokens_prompt
+from consumers.engines.vllm import (
+    delta_of,
+    engine_args,
+    listed_of,
+    lora_request,
+    sampling,
+    sizes_of,
+    tokens_prompt,
+)
 from schemas.jobs import Message
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ class AsyncVllmBackend:
         self._closing.push_async_callback(asyncio.to_thread, self._llm.shutdown)
         # The first use of this is a call to the core, which would hang in a request if the core had died by then.
         await self._llm.get_supported_tasks()
+        await self._worker("settle_memory", self._settings.memory_bytes)
         watch = asyncio.create_task(self._watch_core())
         self._closing.callback(watch.cancel)
 
@@ -67,21 +78,39 @@ class AsyncVllmBackend:
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         return self._text.encode(prompt)
 
-    async def add(self, artifact: Artifact, int_id: int) -> int:
+    async def stage(self, artifact: Artifact, int_id: int) -> Listed:
         self._paths[int_id] = str(artifact.path)
-        await self._llm.add_lora(lora_request(artifact.digest, int_id, self._paths[int_id]))
-        size: int = await self._worker("adapter_bytes", int_id)
-        return size
+        await self._worker("stage_adapter", artifact.digest, int_id, self._paths[int_id])
+        return await self.listed()
 
-    async def remove(self, int_id: int) -> None:
-        """A request that runs on after the removal would load the adapter again: their aborts go first."""
-        ending = [task for task in self._requests.values() if task.cancelling()]
-        await asyncio.gather(*ending, return_exceptions=True)
+    async def activate(self, int_id: int) -> Listed:
+        await self._worker("activate_adapter", int_id)
+        return await self.listed()
+
+    async def deactivate(self, int_id: int) -> Listed:
+        await self._aborted()
+        await self._worker("deactivate_adapter", int_id)
+        return await self.listed()
+
+    async def remove(self, int_id: int) -> Listed:
+        await self._aborted()
         await self._llm.remove_lora(int_id)
         self._paths.pop(int_id, None)
+        return await self.listed()
 
-    async def listed(self) -> frozenset[int]:
-        return frozenset(await self._worker("slot_report"))
+    async def _aborted(self) -> None:
+        """A request that ran on after the removal would load its adapter again: aborts go first."""
+        ending = [task for task in self._requests.values() if task.cancelling()]
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def listed(self) -> Listed:
+        return listed_of(await self._worker("holdings"))
+
+    async def memory(self) -> Memory:
+        return Memory(host_is_device=self._settings.device == "cpu", **await self._worker("memory"))
+
+    async def sizes(self) -> Sizes:
+        return sizes_of(await self._worker("module_sizes"), await self._worker("memory"), self._settings)
 
     async def reset_cache(self) -> None:
         if not await self._llm.reset_prefix_cache(reset_running_requests=True):

@@ -1,9 +1,13 @@
-"""What vLLM's public calls do not tell: mixed into its worker, run on its engine thread between steps.
+"""What vLLM's public calls do not tell or do: mixed into its worker, run on its engine thread between steps.
 
-Reads private attributes of vLLM, so the engine tests pin every one of them.
+Uses private attributes of vLLM, so the engine tests pin every one of them.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+from consumers.engines.memory import available_bytes, free_in_allocator, give_back, resident_bytes
 
 
 class SlotReport:
@@ -11,26 +15,133 @@ class SlotReport:
 
     # Any: vLLM's model runner, whose class depends on platform and version.
     model_runner: Any
+    _workspace_bytes: int
+    _limit_bytes: int
 
-    def slot_report(self) -> list[int]:
-        """Ids in a slot or in the host cache: `list_loras` shows the cache only."""
-        adapters = self.model_runner.lora_manager._adapter_manager  # noqa: SLF001  # No public way to see the slots.
-        return [*{*adapters.list_adapters(), *(int_id for int_id in adapters.lora_index_to_id if int_id is not None)}]
+    @property
+    def _adapters(self) -> Any:
+        return self.model_runner.lora_manager._adapter_manager  # noqa: SLF001  # No public way to see the slots.
 
-    def adapter_bytes(self, int_id: int) -> int:
-        """What an adapter really occupies in host memory."""
-        adapters = self.model_runner.lora_manager._adapter_manager  # noqa: SLF001  # No public way to see the weights.
-        layers = adapters.get_adapter(int_id).loras.values()
-        return sum(
-            tensor.nbytes for layer in layers for side in (layer.lora_a, layer.lora_b) for tensor in _tensors(side)
-        )
+    def holdings(self) -> tuple[list[int], dict[int, int]]:
+        """Ids in slots, and the bytes of every copy in host memory: `list_loras` shows the ids of the copies only."""
+        slots = [int_id for int_id in self._adapters.lora_index_to_id if int_id is not None]
+        return slots, {int_id: self._copy_bytes(int_id) for int_id in self._adapters.list_adapters()}
+
+    def stage_adapter(self, digest: str, int_id: int, path: str) -> None:
+        """From its files into host memory; `add_lora` would take a slot, another adapter's if it must."""
+        from vllm.lora.request import LoRARequest
+
+        if len(self._adapters) >= self._adapters.capacity:
+            raise RuntimeError("vLLM's host cache is full")
+        manager = self.model_runner.lora_manager
+        self._adapters.add_adapter(manager._load_adapter(LoRARequest(digest, int_id, path)))  # noqa: SLF001  # As above.
+
+    def activate_adapter(self, int_id: int) -> None:
+        """From host memory into a free slot. vLLM itself would clear the oldest one, whoever runs in it."""
+        if None not in self._adapters.lora_index_to_id:
+            raise RuntimeError("vLLM's slots are full")
+        self._adapters.activate_adapter(int_id)
+
+    def deactivate_adapter(self, int_id: int) -> None:
+        """Free the slot and keep the copy."""
+        self._adapters.deactivate_adapter(int_id)
 
     def wipe_kv(self) -> None:
         """Zero every KV block. A reset only forgets blocks, and NaN in a freed one reaches whoever gets it next."""
         for cache in self.model_runner.kv_caches:
             cache.zero_()
 
+    def settle_memory(self, limit_bytes: int | None) -> None:
+        """Make all that was allocated resident, so that none of it is missing later, and note what the rest takes."""
+        self.wipe_kv()
+        for tensor in self._stacks():
+            tensor.zero_()
+        if not self._on_gpu:
+            give_back()
+        self._workspace_bytes = 0
+        self._limit_bytes = limit_bytes or self._all_bytes()
+        parts = self.memory()
+        claimed = parts["base_weights"] + parts["slots"] + parts["kv_cache"] + parts["fragmentation"]
+        self._workspace_bytes = max(0, parts["process"] - claimed)
 
-def _tensors(side: Any) -> list[Any]:
+    def memory(self) -> dict[str, int]:
+        """Bytes by the names of `Memory`."""
+        slots = _distinct_bytes(self._stacks())
+        used = sum(int_id is not None for int_id in self._adapters.lora_index_to_id)
+        return {
+            "base_weights": _distinct_bytes(self._weights()),
+            "slots": slots,
+            "slots_used": slots * used // len(self._adapters.lora_index_to_id),
+            "host_cache": sum(self._copy_bytes(int_id) for int_id in self._adapters.list_adapters()),
+            "workspace": self._workspace_bytes,
+            "kv_cache": _distinct_bytes(self.model_runner.kv_caches),
+            "fragmentation": self._free_bytes(),
+            "process": self._taken_bytes(),
+            "limit": self._limit_bytes,
+        }
+
+    def module_sizes(self) -> dict[str, int]:
+        """Bytes per rank of every module that an adapter can have, over all layers, from the slots' own tensors."""
+        sizes: Counter[str] = Counter()
+        for name, module in self._adapters.modules.items():
+            parts = self._adapters.packed_modules.get(name, [name])
+            sides = (_as_list(module.lora_a_stacked), _as_list(module.lora_b_stacked))
+            for part, *tensors in zip(parts, *sides, strict=True):
+                rank = self._adapters.lora_config.max_lora_rank
+                sizes[part.rpartition(".")[2]] += sum(tensor[0].nbytes for tensor in tensors) // rank
+        return dict(sizes)
+
+    def _copy_bytes(self, int_id: int) -> int:
+        layers = self._adapters.get_adapter(int_id).loras.values()
+        return sum(
+            tensor.nbytes for layer in layers for side in (layer.lora_a, layer.lora_b) for tensor in _parts(side)
+        )
+
+    def _stacks(self) -> Iterator[Any]:
+        for module in self._adapters.modules.values():
+            yield from (*_as_list(module.lora_a_stacked), *_as_list(module.lora_b_stacked))
+
+    def _weights(self) -> Iterator[Any]:
+        yield from self.model_runner.model.parameters()
+        yield from self.model_runner.model.buffers()
+
+    @property
+    def _on_gpu(self) -> bool:
+        return bool(self.model_runner.device.type == "cuda")
+
+    def _taken_bytes(self) -> int:
+        if not self._on_gpu:
+            return resident_bytes()
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def _free_bytes(self) -> int:
+        if not self._on_gpu:
+            return free_in_allocator()
+        import torch
+
+        return int(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+    def _all_bytes(self) -> int:
+        if not self._on_gpu:
+            return resident_bytes() + available_bytes()
+        import torch
+
+        return int(torch.cuda.mem_get_info()[1])
+
+
+def _as_list(stacked: Any) -> list[Any]:
+    return list(stacked) if isinstance(stacked, tuple | list) else [stacked]
+
+
+def _parts(side: Any) -> list[Any]:
     """Fused layers hold a list, with None for parts the adapter leaves alone."""
-    return [tensor for tensor in (side if isinstance(side, list) else [side]) if tensor is not None]
+    return [tensor for tensor in _as_list(side) if tensor is not None]
+
+
+def _distinct_bytes(tensors: Any) -> int:
+    """Tied weights are one tensor under several names."""
+    stores = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(stores.values())

@@ -16,7 +16,7 @@ from consumers.engines.fake import FakeEngine, Faults, marker, token_id
 from consumers.engines.protocol import Artifact, EngineKind, EngineSettings
 from consumers.engines.select import describe, make_engine
 from tests.contracts.engine_suite import CONTEXT_MAX, ROWS, SLOTS, Rig
-from tests.models import marker_adapter, tiny_base, zero_adapter
+from tests.models import TARGET_MODULES, marker_adapter, tiny_base, zero_adapter
 
 MARKERS = tuple(f"<m{index}>" for index in range(SLOTS + 2))
 Weights = dict[str, NDArray[np.float32]]
@@ -28,13 +28,14 @@ def settings(base_dir: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(base_dir=base_dir, context_max=CONTEXT_MAX, kv_bytes=32 << 20, **(fields | changes))
 
 
-def placed(directory: Path, rank: int = 4) -> Artifact:
+def placed(directory: Path, rank: int = 4, modules: tuple[str, ...] = TARGET_MODULES) -> Artifact:
     """Copy an adapter to where its digest is part of the path."""
     files = sorted(directory.iterdir())
     digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
     target = directory.parent / "store" / digest
     shutil.copytree(directory, target, dirs_exist_ok=True)
-    return Artifact(digest=f"sha256:{digest}", path=target, rank=rank, bytes=sum(file.stat().st_size for file in files))
+    size = sum(file.stat().st_size for file in files)
+    return Artifact(digest=f"sha256:{digest}", path=target, rank=rank, bytes=size, target_modules=modules)
 
 
 def altered(directory: Path, base: Path, change: Callable[[Weights], Weights]) -> Path:

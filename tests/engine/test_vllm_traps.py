@@ -17,10 +17,11 @@ import pytest
 import pytest_asyncio
 
 from consumers.engines.protocol import EngineFault, LoadFailed, RequestInvalid
+from consumers.engines.residents import Listed
 from consumers.engines.select import engine_environment
 from consumers.engines.vllm import lora_request
 from tests.contracts.engine_rigs import placed, real_rig
-from tests.contracts.engine_suite import Rig, core_of
+from tests.contracts.engine_suite import SLOTS, Rig, core_of
 from tests.models import marker_adapter
 
 pytestmark = [
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
+NOTHING = Listed(slots=frozenset(), host={})
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
@@ -50,6 +52,8 @@ async def rig(module_rig: Rig) -> AsyncIterator[Rig]:
     yield module_rig
     for digest in module_rig.engine.resident():
         await module_rig.engine.unload(digest)
+    for digest in module_rig.engine.staged():
+        await module_rig.engine.unstage(digest)
     assert module_rig.engine.healthy()
 
 
@@ -96,7 +100,7 @@ async def test_a_broken_adapter_fails_to_load_and_touches_nobody(rig: Rig, tmp_p
     BREAKAGES[breakage](broken.path)
     with pytest.raises(LoadFailed):
         await rig.load(broken)
-    assert await rig.engine._backend.listed() == rig.engine._residents.ids
+    assert await rig.engine._backend.listed() == rig.engine._residents.listed
     assert await beside == await rig.alone(rig.artifacts[0], "ba de fi", 30)
 
 
@@ -104,18 +108,37 @@ async def test_vllm_itself_leaves_the_id_of_a_failed_load_active(rig: Rig) -> No
     lora = lora_request(rig.broken.digest, 900, str(rig.broken.path))
     with pytest.raises(RuntimeError):
         await on_engine_thread(rig, lambda llm: llm.add_lora(lora))
-    assert await rig.engine._backend.listed() == {900}
+    assert (await rig.engine._backend.listed()).slots == {900}
     assert await on_engine_thread(rig, lambda llm: llm.add_lora(lora))
     await rig.engine._backend.remove(900)
-    assert await rig.engine._backend.listed() == frozenset()
+    assert await rig.engine._backend.listed() == NOTHING
+
+
+async def test_vllm_itself_clears_the_oldest_slot_for_one_more_and_ours_refuses(rig: Rig) -> None:
+    await rig.load(*rig.artifacts[:SLOTS])
+    await rig.engine.stage(rig.artifacts[SLOTS])
+    full = await rig.engine._backend.listed()
+    fifth = rig.engine._residents.id_of(rig.artifacts[SLOTS].digest)
+    with pytest.raises(RuntimeError, match="slots are full"):
+        await rig.engine._backend.activate(fifth)
+    assert await rig.engine._backend.listed() == full
+    await on_engine_thread(
+        rig, lambda llm: llm.add_lora(lora_request(rig.artifacts[SLOTS].digest, fifth, str(rig.artifacts[SLOTS].path)))
+    )
+    assert fifth in (await rig.engine._backend.listed()).slots
+    assert len((await rig.engine._backend.listed()).slots) == SLOTS
+    # The table as it was, for the tests behind this one.
+    await rig.engine._backend.deactivate(fifth)
+    (lost,) = full.slots - (await rig.engine._backend.listed()).slots
+    await rig.engine._backend.activate(lost)
 
 
 async def test_vllm_itself_serves_the_old_weights_under_an_id_used_twice(rig: Rig) -> None:
     first, second = rig.artifacts[:2]
     await on_engine_thread(rig, lambda llm: llm.add_lora(lora_request(first.digest, 901, str(first.path))))
     assert await on_engine_thread(rig, lambda llm: llm.add_lora(lora_request(second.digest, 901, str(second.path))))
-    adapters = await on_engine_thread(rig, lambda llm: llm.collective_rpc("slot_report")[0])
-    assert adapters == [901]
+    adapters = await on_engine_thread(rig, lambda llm: llm.collective_rpc("holdings")[0])
+    assert adapters[0] == [901]
     await rig.engine._backend.remove(901)
 
 
@@ -124,7 +147,7 @@ async def test_vllm_itself_finds_kv_by_name_and_path_and_not_by_id(rig: Rig) -> 
     ids: set[int] = set()
     for expect_cached in (False, True):
         await rig.load(artifact)
-        ids |= await rig.engine._backend.listed()
+        ids |= (await rig.engine._backend.listed()).slots
         deltas = await rig.deltas(artifact, prompt, cache_salt="reloaded")
         assert (deltas[0].cached_tokens > 0) == expect_cached
         assert "".join(delta.text for delta in deltas) == await rig.alone(artifact, prompt, 8)
@@ -152,7 +175,7 @@ async def test_an_adapter_unloaded_right_after_an_abort_does_not_come_back(rig: 
     await rig.engine.unload(gone.digest)
     shutil.rmtree(gone.path)
     assert await beside == await rig.alone(rig.artifacts[0], "ba de fi", 40)
-    assert await rig.engine._backend.listed() == rig.engine._residents.ids
+    assert await rig.engine._backend.listed() == rig.engine._residents.listed
 
 
 async def test_a_fault_while_vllm_loads_inside_a_step_is_survived(rig: Rig, tmp_path: Path) -> None:

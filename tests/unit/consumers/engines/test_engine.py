@@ -83,7 +83,7 @@ async def test_an_adapter_that_stays_after_its_removal_ends_the_engine(rig: Rig,
 
 
 async def test_an_adapter_lost_behind_our_back_ends_the_engine_at_the_next_change(rig: Rig) -> None:
-    core_of(rig)._digests.clear()
+    core_of(rig)._bytes.clear()
     with pytest.raises(EngineDead):
         await rig.load(rig.artifacts[1])
 
@@ -108,7 +108,7 @@ async def test_stopping_ends_requests_and_may_be_done_twice(rig: Rig) -> None:
 
 async def test_an_engine_that_does_not_start_is_dead() -> None:
     rig = fake_rig(Faults())
-    core_of(rig)._digests[7] = "left over"
+    core_of(rig)._bytes[7] = 1
     with pytest.raises(EngineDead, match="did not start"):
         await rig.engine.start()
     assert not rig.engine.healthy()

@@ -49,7 +49,7 @@ def test_importing_the_engines_imports_no_torch() -> None:
 def test_vllm_is_told_everything_that_its_traps_depend_on() -> None:
     args = engine_args(SETTINGS)
     assert args["block_size"] == 32
-    assert args["max_loras"] == args["max_cpu_loras"] == 3
+    assert (args["max_loras"], args["max_cpu_loras"]) == (3, SETTINGS.host_adapters_max)
     assert args["max_lora_rank"] == 8
     assert args["enforce_eager"] is True
     assert args["disable_log_stats"] is False
