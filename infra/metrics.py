@@ -21,6 +21,10 @@ REJECT_REASONS: Final = (
     "tenant_mismatch", "class_not_granted", "impersonation", "capacity", "concurrency", "rate", "budget", "not_ready",
 )  # fmt: skip
 LEDGER_CALLS: Final = ("admit", "begin", "cancel", "settle", "window")
+MEMORY_PARTS: Final = (
+    "base_weights", "slots", "slots_used", "host_cache", "staging", "workspace", "kv_cache", "fragmentation",
+    "process", "limit",
+)  # fmt: skip
 SECONDS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 CounterName = Literal[
@@ -30,7 +34,8 @@ CounterName = Literal[
 ]  # fmt: skip
 GaugeName = Literal[
     "registry_stale_seconds", "partitions_owned", "partitions_paused", "jobs_queued", "jobs_running",
-    "adapters_resident", "ledger_open", "fairness_jain", "fairness_gap",
+    "adapters_resident", "adapters_in_host", "memory_bytes", "memory_rows", "adapter_bytes_error",
+    "ledger_open", "fairness_jain", "fairness_gap",
 ]  # fmt: skip
 HistogramName = Literal[
     "ledger_call_seconds", "transaction_seconds", "decision_seconds", "first_token_seconds", "adapter_load_seconds",
@@ -64,7 +69,7 @@ COUNTERS: Final[dict[CounterName, Metric]] = {
     "adapter_loads": Metric("Adapters loaded into the engine.", {"result": ("loaded", "failed", "quarantined")}),
     "adapter_evictions": Metric(
         "Adapters taken out of the engine.",
-        {"reason": ("own_share", "reclaim_borrowed", "turn", "idle", "revoked", "failed", "shutdown")},
+        {"reason": ("own_share", "reclaim_borrowed", "turn", "idle", "memory", "revoked", "failed", "shutdown")},
     ),
     "usage_settled": Metric("Leases ended by the settler.", {"outcome": OUTCOMES}),
     "loop_failures": Metric("Failures after which a loop began anew.", {}),
@@ -76,6 +81,10 @@ GAUGES: Final[dict[GaugeName, Metric]] = {
     "jobs_queued": Metric("Admitted jobs waiting in this worker.", {}),
     "jobs_running": Metric("Jobs in the engine.", {}),
     "adapters_resident": Metric("Adapters in the engine's slots.", {}),
+    "adapters_in_host": Metric("Copies of adapters in the engine's host memory.", {}),
+    "memory_bytes": Metric("Where the engine's memory is.", {"part": MEMORY_PARTS}),
+    "memory_rows": Metric("Rows that the memory allows now.", {}),
+    "adapter_bytes_error": Metric("Measured over predicted bytes of the last adapter, less 1.", {}),
     "ledger_open": Metric("1 while the ledger admits jobs.", {}),
     "fairness_jain": Metric("Jain's index of the fairness counters of the last minute's tenants.", {}),
     "fairness_gap": Metric("The largest difference between two of these counters.", {}),

@@ -164,6 +164,11 @@ class EngineSettings(Settings):
     rank_max: int = Field(default=8, ge=1)
     context_max: int = Field(default=1024, ge=16)
     kv_bytes: int = Field(default=256 << 20, ge=1)
+    #: Copies of adapters in host memory, those in slots included.
+    host_bytes: int = Field(default=1 << 30, ge=1)
+    host_adapters_max: int = Field(default=64, ge=1)
+    #: What the engine's process may occupy; None: what was free when it started.
+    memory_bytes: int | None = Field(default=None, ge=1)
     step_ms: int = Field(default=25, ge=0)
 
 

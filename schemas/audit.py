@@ -33,6 +33,13 @@ class LoadSource(StrEnum):
     HOST = "host"
 
 
+class Place(StrEnum):
+    """Where a worker holds an adapter."""
+
+    SLOT = "slot"
+    HOST = "host"
+
+
 class EvictReason(StrEnum):
     """Why an adapter left its slot or the host cache."""
 
@@ -44,6 +51,8 @@ class EvictReason(StrEnum):
     TURN = "turn"
     #: It was not asked for; inside its owner only.
     IDLE = "idle"
+    #: The process came near the limit of its memory.
+    MEMORY = "memory"
     REVOKED = "revoked"
     FAILED = "failed"
     SHUTDOWN = "shutdown"
@@ -142,7 +151,7 @@ class Finished(AuditRecord):
 
 
 class AdapterLoaded(AuditRecord):
-    """A worker put an adapter, re-hashed, into a slot."""
+    """A worker put an adapter into a slot, or a copy of it, re-hashed, into host memory."""
 
     type: Literal["AdapterLoaded"] = "AdapterLoaded"
     version: Literal[1] = 1
@@ -155,6 +164,7 @@ class AdapterLoaded(AuditRecord):
     resident_bytes: Count
     owner: TenantId | None = None
     source: LoadSource = LoadSource.STORE
+    place: Place = Place.SLOT
 
 
 class AdapterLoadFailed(AuditRecord):
@@ -170,7 +180,7 @@ class AdapterLoadFailed(AuditRecord):
 
 
 class AdapterEvicted(AuditRecord):
-    """An adapter left its slot and the engine was seen not to list it any more."""
+    """An adapter left its slot, or its copy the host memory, and the engine was seen not to list it there any more."""
 
     type: Literal["AdapterEvicted"] = "AdapterEvicted"
     version: Literal[1] = 1
@@ -182,7 +192,8 @@ class AdapterEvicted(AuditRecord):
     resident_bytes: Count
     owner: TenantId | None = None
     duration_ms: Count = 0
-    # Whether it stays in the host cache.
+    place: Place = Place.SLOT
+    # Whether a copy stays in host memory.
     kept_in_host: bool = False
 
 

@@ -160,6 +160,7 @@ class SlotEngine:
         try:
             listed = await self._call(self._backend.stage(artifact, int_id))
             size = listed.host.get(int_id, 0)
+            self._sizes.learn(artifact.rank, artifact.target_modules, size)
             self._residents.expect_room(size)
             self._residents.stage(digest, int_id, size)
             self._expect(listed)
@@ -170,7 +171,6 @@ class SlotEngine:
             raise LoadFailed(f"{digest} could not be loaded: {error}") from error
         finally:
             self._staging = 0
-        self._sizes.learn(artifact.rank, artifact.target_modules, size)
         return Staged(duration_ms=_since_ms(began_s), bytes=size)
 
     async def _unstage(self, digest: str) -> None:

@@ -60,10 +60,13 @@ class Sizes:
 
         An adapter may leave layers out, so this is the most that its shape can take.
         """
+        return self.measured.get(_shape(rank, modules), self.whole(rank, modules))
+
+    def whole(self, rank: int, modules: Sequence[str]) -> int:
+        """Bytes by the table alone, whatever was seen."""
         largest = max(self.per_rank.values(), default=0)
         names = modules or tuple(self.per_rank)
-        whole = rank * sum(self.per_rank.get(name, largest) for name in names)
-        return self.measured.get(_shape(rank, modules), whole)
+        return rank * sum(self.per_rank.get(name, largest) for name in names)
 
     def learn(self, rank: int, modules: Sequence[str], size: int) -> None:
         """The largest that was seen: layers may differ from one adapter to the next."""

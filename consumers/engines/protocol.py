@@ -121,6 +121,9 @@ class EngineBuild:
     rows: int
     rank_max: int
     context_max: int
+    # Budgets of copies in host memory.
+    host_bytes: int
+    copies_max: int
 
 
 @dataclass(frozen=True, kw_only=True)

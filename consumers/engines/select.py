@@ -52,6 +52,8 @@ def describe(kind: EngineKind, settings: EngineSettings) -> EngineBuild:
         rows=settings.rows,
         rank_max=settings.rank_max,
         context_max=settings.context_max,
+        host_bytes=settings.host_bytes,
+        copies_max=settings.copies_max,
     )
 
 

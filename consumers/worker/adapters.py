@@ -1,17 +1,19 @@
-"""Residency at work: fetch, check, load, evict, and take a revoked adapter out of the engine for good."""
+"""Residency at work: fetch, check, stage, load, evict, and take a revoked adapter out of the engine for good."""
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from consumers.engines.protocol import AdapterInUse, Artifact, LoadFailed
+from consumers.engines.protocol import AdapterInUse, Artifact, HostFull, LoadFailed
 from consumers.worker.doors import Doors
-from consumers.worker.residency import PLATFORM, Choice, Hits, Owner, Resident, Slots, choose
+from consumers.worker.residency import Choice, Owner, Slots, choose
+from consumers.worker.shelf import Shelf
 from infra.artifacts import ArtifactBroken, fetch_artifact
 from infra.logs import ActionLog
 from infra.objects import ObjectCorrupt, ObjectStoreDown, ObjectUnknown
 from schemas.adapters import AdapterDrained
-from schemas.audit import AdapterEvicted, AdapterLoaded, AdapterLoadFailed, EvictReason, LoadReason
+from schemas.audit import EvictReason, LoadReason, LoadSource, Place
 from schemas.errors import SwitchyardError
 from schemas.topics import ADAPTERS
 
@@ -24,10 +26,14 @@ Working = Callable[[], Mapping[str, Owner]]
 # The store may be away for a moment; longer than this and the waiting jobs are told so.
 FETCH_TRIES_MAX = 5
 FETCH_RETRY_S = 1.0
+# One part in so many of the host memory is left to loads that a job waits for: a prefetch never takes it.
+HEADROOM_PARTS = 8
+# What leaves its slot for these leaves the host memory, too.
+FOR_GOOD = frozenset({EvictReason.REVOKED, EvictReason.FAILED, EvictReason.SHUTDOWN})
 
 
 class NoSlot(SwitchyardError):
-    """Every slot holds an adapter in use; it is tried again when one is free."""
+    """Every slot holds an adapter in use, or host memory is full of them; it is tried again when one is free."""
 
 
 class Unloadable(SwitchyardError):
@@ -38,15 +44,23 @@ class Unloadable(SwitchyardError):
         self.code = code
 
 
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """What bringing an adapter here took, and whether it came from the store, which tenants are limited in."""
+
+    load_ms: float = 0.0
+    from_store: bool = False
+
+
 class Adapters:
-    """The engine's slots. Only one task loads, unloads and resets; the lock makes that so."""
+    """The engine's slots and host memory. Only one task loads, unloads and resets; the lock makes that so."""
 
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
+        self._shelf = Shelf(doors)
         self._lock = asyncio.Lock()
-        self._hits = Hits()
-        self._bytes: dict[str, int] = {}
-        self._load_ms: dict[str, float] = {}
+        # Of those in host memory: what it takes to bring them from there into a slot.
+        self._artifacts: dict[str, Artifact] = {}
         self._quarantined: set[str] = set()
         self._leaving: set[str] = set()
         self._closed = False
@@ -54,20 +68,21 @@ class Adapters:
         self.salt_epoch = 0
 
     def used(self, digest: str) -> None:
-        self._hits.hit(digest, self._doors.clock.monotonic())
+        self._shelf.hit(digest)
 
     def owner_of(self, digest: str) -> str:
         """The tenant whose adapter it is, or the platform."""
-        entry = self._doors.registry.adapters.get(digest)
-        manifest = entry.manifest if entry is not None else None
-        return (manifest.owner if manifest is not None else None) or PLATFORM
+        return self._shelf.owner_of(digest)
 
     def usable(self) -> frozenset[str]:
         """Resident digests that jobs may start under: one on its way out is none."""
         return self._doors.engine.resident() - self._leaving
 
-    async def make_resident(self, digest: str, wanted: Wanted, working: Working, reason: LoadReason) -> float:
-        """Load a digest, in the place of another where every slot is taken. Returns the milliseconds that it took.
+    def in_host(self) -> frozenset[str]:
+        return self._doors.engine.staged()
+
+    async def make_resident(self, digest: str, wanted: Wanted, working: Working, reason: LoadReason) -> Brought:
+        """Put a digest into a slot, in the place of another where every slot is taken.
 
         Raises NoSlot, Unloadable.
         """
@@ -75,19 +90,46 @@ class Adapters:
             if self._closed:
                 raise NoSlot
             if digest in self._doors.engine.resident():
-                return 0.0
-            if digest in self._quarantined:
-                raise Unloadable("adapter_quarantined", "this adapter failed to load here and is not tried again")
-            problem = self._doors.registry.admission_problem(digest)
-            if problem is not None:
-                raise Unloadable(problem, "this adapter may not be loaded")
-            began = self._doors.clock.monotonic()
-            artifact = await self._fetch(digest)
+                return Brought()
+            self._expect_loadable(digest)
+            began, staged = self._doors.clock.monotonic(), digest in self._artifacts
+            artifact = self._artifacts[digest] if staged else await self._fetch(digest, FETCH_TRIES_MAX)
             full = len(self._doors.engine.resident()) >= self._doors.engine.build.slots
             if full or self._at_most(digest):
                 await self._make_room(digest, wanted, working)
+            if not staged:
+                await self._make_host_room(artifact, wanted, working)
             await self._load(artifact, reason)
-            return (self._doors.clock.monotonic() - began) * 1000
+            return Brought(load_ms=self._since_ms(began), from_store=not staged)
+
+    async def prefetch(self, digest: str) -> Brought:
+        """Copy a digest into host memory while nobody needs it yet. Evicts nothing, waits for nothing.
+
+        Raises NoSlot where there is no room beyond the headroom, and Unloadable.
+        """
+        self._expect_loadable(digest)
+        began = self._doors.clock.monotonic()
+        # Outside the lock: a slow store must not hold up a load that a job waits for.
+        artifact = await self._fetch(digest, 1)
+        async with self._lock:
+            if digest in self._doors.engine.staged():
+                return Brought()
+            self._expect_loadable(digest)
+            build = self._doors.engine.build
+            if self._closed or not self._fits(artifact, build.host_bytes - build.host_bytes // HEADROOM_PARTS):
+                raise NoSlot
+            try:
+                staged = await self._doors.engine.stage(artifact)
+            except HostFull as error:
+                raise NoSlot from error
+            except LoadFailed as error:
+                await self._fail(digest, "load_failed")
+                raise Unloadable("load_failed", "the engine refused this adapter") from error
+            self._artifacts[digest] = artifact
+            await self._shelf.came(
+                artifact, LoadReason.PREFETCH, Place.HOST, LoadSource.STORE, staged.bytes, staged.duration_ms
+            )
+            return Brought(load_ms=self._since_ms(began), from_store=True)
 
     async def drain(self, digest: str, aborted: int) -> None:
         """The end of a revocation on this worker: caches reset, adapter out, and a receipt for it."""
@@ -109,13 +151,21 @@ class Adapters:
         """Put the end of every residency into the audit; the engine is about to stop."""
         async with self._lock:
             self._closed = True
-            for digest in sorted(self._doors.engine.resident()):
+            for digest in sorted(self._doors.engine.staged()):
                 with contextlib.suppress(AdapterInUse):
                     await self._evict(Choice(digest=digest, reason=EvictReason.SHUTDOWN))
 
+    async def shed(self) -> int:
+        """Drop every copy that is in no slot: memory is short. Returns how many there were."""
+        async with self._lock:
+            spare = sorted(self._doors.engine.staged() - self._doors.engine.resident())
+            for digest in spare:
+                await self._drop_copy(Choice(digest=digest, reason=EvictReason.MEMORY))
+            return len(spare)
+
     def to_expel(self, in_use: frozenset[str]) -> frozenset[str]:
-        """Quarantined digests that still hold a slot and that nothing runs under."""
-        return (self._doors.engine.resident() & self._quarantined) - in_use
+        """Quarantined digests that the engine still holds and that nothing runs under."""
+        return (self._doors.engine.staged() & self._quarantined) - in_use
 
     async def expel(self, in_use: frozenset[str]) -> None:
         async with self._lock:
@@ -128,16 +178,24 @@ class Adapters:
     def quarantine(self, digest: str) -> None:
         self._quarantined.add(digest)
 
+    def _expect_loadable(self, digest: str) -> None:
+        if digest in self._quarantined:
+            raise Unloadable("adapter_quarantined", "this adapter failed to load here and is not tried again")
+        problem = self._doors.registry.admission_problem(digest)
+        if problem is not None:
+            raise Unloadable(problem, "this adapter may not be loaded")
+
     async def _make_room(self, digest: str, wanted: Wanted, working: Working) -> None:
-        now, resident = self._doors.clock.monotonic(), self._doors.engine.resident()
-        residents = [self._measured(name, now) for name in resident]
+        """A free slot."""
+        resident = self._doors.engine.resident()
+        residents = [self._shelf.measured(name) for name in resident]
         slots = Slots(count=self._doors.engine.build.slots, residents=residents, working=working())
         floors = {name: tenant.slots_floor for name, tenant in self._doors.registry.tenants.items()}
         free = resident - wanted()
         if self._at_most(digest):
             free = frozenset(name for name in free if self.owner_of(name) == self.owner_of(digest))
         choice = choose(self.owner_of(digest), slots, free, floors)
-        self._hits.forget(now)
+        self._shelf.forget_idle()
         if choice is None:
             raise NoSlot
         await self._evict(choice)
@@ -149,43 +207,69 @@ class Adapters:
         held = sum(self.owner_of(name) == owner for name in self._doors.engine.resident())
         return tenant is not None and held >= tenant.resident_adapters_max
 
-    def _measured(self, digest: str, now: float) -> Resident:
-        size, hits = self._bytes.get(digest, 0), self._hits.of(digest, now)
-        return Resident.measured(digest, self.owner_of(digest), size, hits, self._load_ms.get(digest, 1.0))
+    def _fits(self, artifact: Artifact, budget: int) -> bool:
+        """Whether a copy of an adapter fits beside those that are in host memory."""
+        engine = self._doors.engine
+        held = sum(self._shelf.bytes_of(name) for name in engine.staged())
+        needed = engine.sizes.predicted(artifact.rank, artifact.target_modules)
+        return len(engine.staged()) < engine.build.copies_max and held + needed <= budget
+
+    async def _make_host_room(self, artifact: Artifact, wanted: Wanted, working: Working) -> None:
+        """Room in host memory: by the same rule, in bytes, and copies that are in no slot go first."""
+        engine = self._doors.engine
+        needed = engine.sizes.predicted(artifact.rank, artifact.target_modules)
+        if needed > engine.build.host_bytes:
+            raise Unloadable("adapter_too_large", "this adapter is larger than the host memory for adapters")
+        owners = {name: Owner(weight=owner.weight) for name, owner in working().items()}
+        while not self._fits(artifact, engine.build.host_bytes):
+            copies = [self._shelf.measured(name, in_bytes=True) for name in engine.staged()]
+            budget = Slots(count=engine.build.host_bytes, residents=copies, working=owners)
+            owner, spare = self.owner_of(artifact.digest), engine.staged() - engine.resident()
+            choice = choose(owner, budget, spare, units=needed) or choose(
+                owner, budget, engine.staged() - wanted(), units=needed
+            )
+            if choice is None:
+                raise NoSlot
+            await self._drop_copy(choice)
 
     async def _evict(self, choice: Choice) -> bool:
+        """Out of its slot, and out of host memory too where it leaves for good."""
         digest = choice.digest
         if digest not in self._doors.engine.resident():
-            return False
+            return await self._drop_copy(choice)
         self._leaving.add(digest)
-        began = self._doors.clock.monotonic()
+        began, keep = self._doors.clock.monotonic(), choice.reason not in FOR_GOOD
         try:
-            await self._doors.engine.unload(digest)
+            await self._doors.engine.unload(digest, keep)
         finally:
             self._leaving.discard(digest)
-        record = AdapterEvicted(
-            adapter=digest,
-            base=self._doors.base,
-            worker=self._doors.worker,
-            engine=self._doors.engine.build.id,
-            reason=choice.reason,
-            resident_bytes=self._bytes.pop(digest, 0),
-            owner=self.owner_of(digest) or None,
-            duration_ms=round((self._doors.clock.monotonic() - began) * 1000),
-        )
-        await self._doors.audit.append(digest, record)
-        self._doors.metrics.count("adapter_evictions", reason=choice.reason.value)
+        if not keep:
+            self._artifacts.pop(digest, None)
+        await self._shelf.left(choice, Place.SLOT, self._since_ms(began), kept=keep)
         return True
 
-    async def _fetch(self, digest: str) -> Artifact:
+    async def _drop_copy(self, choice: Choice) -> bool:
+        digest = choice.digest
+        if digest not in self._doors.engine.staged():
+            return False
+        began = self._doors.clock.monotonic()
+        if digest in self._doors.engine.resident():
+            await self._doors.engine.unload(digest, keep=True)
+            await self._shelf.left(choice, Place.SLOT, self._since_ms(began), kept=True)
+        await self._doors.engine.unstage(digest)
+        self._artifacts.pop(digest, None)
+        await self._shelf.left(choice, Place.HOST, self._since_ms(began))
+        return True
+
+    async def _fetch(self, digest: str, tries: int) -> Artifact:
         manifest = self._doors.registry.adapters[digest].manifest
         if manifest is None:
             raise Unloadable("adapter_not_approved", "this adapter has no manifest")
-        for tries_left in reversed(range(FETCH_TRIES_MAX)):
+        for tries_left in reversed(range(tries)):
             try:
                 path = await fetch_artifact(self._doors.objects, manifest, self._doors.cache)
             except (ObjectUnknown, ObjectCorrupt, ArtifactBroken) as error:
-                await self._failed(digest, "artifact_broken")
+                await self._fail(digest, "artifact_broken")
                 raise Unloadable("artifact_broken", "the stored adapter is not what its digest says") from error
             except (ObjectStoreDown, OSError) as error:
                 if not tries_left:
@@ -193,41 +277,25 @@ class Adapters:
                 await asyncio.sleep(FETCH_RETRY_S)
             else:
                 size = sum(entry.size for entry in manifest.files)
-                return Artifact(digest=digest, path=path, rank=manifest.rank, bytes=size)
+                modules = manifest.target_modules
+                return Artifact(digest=digest, path=path, rank=manifest.rank, bytes=size, target_modules=modules)
         raise AssertionError("the last try returns or raises")
 
     async def _load(self, artifact: Artifact, reason: LoadReason) -> None:
         try:
             loaded = await self._doors.engine.load(artifact)
+        except HostFull as error:
+            raise NoSlot from error
         except LoadFailed as error:
-            await self._failed(artifact.digest, "load_failed")
+            self._artifacts.pop(artifact.digest, None)
+            await self._fail(artifact.digest, "load_failed")
             raise Unloadable("load_failed", "the engine refused this adapter") from error
-        self._bytes[artifact.digest] = loaded.bytes
-        self._load_ms[artifact.digest] = max(1.0, loaded.duration_ms)
-        record = AdapterLoaded(
-            adapter=artifact.digest,
-            base=self._doors.base,
-            worker=self._doors.worker,
-            engine=self._doors.engine.build.id,
-            reason=reason,
-            duration_ms=round(loaded.duration_ms),
-            resident_bytes=loaded.bytes,
-            owner=self.owner_of(artifact.digest) or None,
-        )
-        await self._doors.audit.append(artifact.digest, record)
-        self._doors.metrics.count("adapter_loads", result="loaded")
-        self._doors.metrics.observe("adapter_load_seconds", loaded.duration_ms / 1000)
-        self._doors.metrics.set("adapters_resident", len(self._doors.engine.resident()))
+        self._artifacts[artifact.digest] = artifact
+        await self._shelf.came(artifact, reason, Place.SLOT, loaded.source, loaded.bytes, loaded.duration_ms)
 
-    async def _failed(self, digest: str, code: str) -> None:
+    async def _fail(self, digest: str, code: str) -> None:
         self._quarantined.add(digest)
-        record = AdapterLoadFailed(
-            adapter=digest,
-            base=self._doors.base,
-            worker=self._doors.worker,
-            engine=self._doors.engine.build.id,
-            code=code,
-        )
-        await self._doors.audit.append(digest, record)
-        self._doors.metrics.count("adapter_loads", result="failed")
-        log.error("adapter.load_failed", adapter=digest, code=code)
+        await self._shelf.failed(digest, code)
+
+    def _since_ms(self, began: float) -> float:
+        return (self._doors.clock.monotonic() - began) * 1000

@@ -127,6 +127,9 @@ async def _engine(settings: EngineSettings, pool: PoolConfigured, registry: Regi
             rank_max=pool.rank_max,
             context_max=min(pool.context_max, manifest.context_max),
             kv_bytes=settings.kv_bytes,
+            host_bytes=settings.host_bytes,
+            host_adapters_max=settings.host_adapters_max,
+            memory_bytes=settings.memory_bytes,
             fake_step_ms=settings.step_ms,
         ),
     )

@@ -212,7 +212,7 @@ class Executor:
     def _take(self, run: Run, delta: Delta, prompt_tokens: int) -> None:
         run.last_at = self._doors.clock.monotonic()
         if run.first_at is None:
-            run.first_at = run.last_at
+            run.first_at, run.batch = run.last_at, delta.batch
             self._doors.metrics.observe(
                 "first_token_seconds", run.last_at - run.entry.queued_at, job_class=run.entry.route.job_class
             )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
-from consumers.worker.scheduler import Entry, Part
+from consumers.worker.plan import Entry, Part
 from consumers.worker.verify import RouteProblem, route_problem
 from infra.kafka.records import Incoming
 from ledger.registry import Registry
@@ -57,8 +57,13 @@ class Intake:
             queued_at=now,
             expires_at=now + (request.route.expires_at_ms - clock.now_ms()) / 1000,
             owner=self._adapters.owner_of(digest),
-            residency=Residency.SLOT if digest in self._adapters.usable() else Residency.COLD,
+            residency=self._residency(digest),
         )
+
+    def _residency(self, digest: str) -> Residency:
+        if digest in self._adapters.usable():
+            return Residency.SLOT
+        return Residency.HOST if digest in self._adapters.in_host() else Residency.COLD
 
     def _problem(self, request: RequestRouted, record: Incoming) -> RouteProblem | None:
         return route_problem(request, record.key, record.coordinates, self._doors.pool, self._doors.registry)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from consumers.worker.finisher import Finisher
-from consumers.worker.scheduler import Entry
+from consumers.worker.plan import Entry
 from infra.clock import Clock
 from infra.failpoints import Failpoints
 from infra.kafka.lane import Lane, LaneLost

@@ -5,16 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from consumers.engines.protocol import EngineDead
-from consumers.worker.adapters import Adapters, NoSlot, Unloadable
+from consumers.worker.adapters import Adapters, Brought, NoSlot, Unloadable
 from consumers.worker.doors import Doors
 from consumers.worker.execution import Closing, Executor, HandedOver
 from consumers.worker.intake import Intake, parts_of
 from consumers.worker.lanes import Lanes
+from consumers.worker.plan import Entry, Start
 from consumers.worker.presence import Presence
 from consumers.worker.run import Run, Runs
-from consumers.worker.scheduler import Entry, Scheduler, Start
+from consumers.worker.scheduler import Scheduler
 from consumers.worker.stream import Streams
 from consumers.worker.verify import standing
+from consumers.worker.watermark import MemoryWatch
 from infra.kafka.group import Group
 from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming
@@ -42,6 +44,8 @@ WATCH_S = 0.25
 REVOKE_DRAIN_S = 2.0
 # An orderly stop lets running jobs end for this long, then hands them over.
 STOP_DRAIN_S = 20.0
+# After a prefetch that found no room or no store.
+PREFETCH_PAUSE_S = 1.0
 QUARANTINED = ("adapter_quarantined", "this adapter failed on this worker and is not tried again")
 
 
@@ -65,12 +69,14 @@ class Worker:
         self._admitting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loading = False
+        self._prefetching = False
+        self._memory = MemoryWatch(doors, self.adapters, self._allow_rows)
         self._stopping = asyncio.Event()
         self._fresh_at = doors.clock.monotonic()
 
     async def run(self, group: Group) -> None:
         """Work until `stop` is called and everything in hand has ended. Raises what no retry can mend."""
-        works = (self._streams.run(), self.presence.run(), self._watch(), self._schedule())
+        works = (self._streams.run(), self.presence.run(), self._watch(), self._schedule(), self._memory.run())
         helpers = [self._tasks.create_task(work) for work in works]
         await group.start([REQUESTS.of(self.doors.pool)])
         helpers += [self._tasks.create_task(self._poll(group))]
@@ -182,12 +188,15 @@ class Worker:
         if plan.load is not None and not self._loading:
             self._loading = True
             self._tasks.create_task(self._load(plan.load))
+        ahead = next((digest for digest in plan.prefetch if self._may_prefetch(digest)), None)
+        if ahead is not None and not self._prefetching:
+            self._prefetching = True
+            self._tasks.create_task(self._prefetch(ahead))
 
     async def _load(self, digest: str) -> None:
+        in_slots, working = self._in_slots, self._scheduler.working
         try:
-            load_ms = await self.adapters.make_resident(digest, self._in_slots, self._scheduler.working, LoadReason.JOB)
-            owner, now = self.adapters.owner_of(digest), self.doors.clock.monotonic()
-            self._scheduler.loaded(digest, owner, round(load_ms), now)
+            self._brought(digest, await self.adapters.make_resident(digest, in_slots, working, LoadReason.JOB))
         except NoSlot:
             await asyncio.sleep(TICK_S)
         except Unloadable as error:
@@ -196,6 +205,26 @@ class Worker:
             self._end_early(lambda e: e.digest == digest, reason, (error.code, str(error)), queued_only=True)
         self._loading = False
         self._wake.set()
+
+    def _may_prefetch(self, digest: str) -> bool:
+        return digest not in self.adapters.in_host() and not self.adapters.is_quarantined(digest)
+
+    async def _prefetch(self, digest: str) -> None:
+        """What a queued record names comes near before its turn. Where that fails, its turn tries again and says so."""
+        try:
+            self._brought(digest, await self.adapters.prefetch(digest))
+        except (NoSlot, Unloadable):
+            await asyncio.sleep(PREFETCH_PAUSE_S)
+        self._prefetching = False
+        self._wake.set()
+
+    def _brought(self, digest: str, brought: Brought) -> None:
+        owner, now = self.adapters.owner_of(digest), self.doors.clock.monotonic()
+        self._scheduler.loaded(digest, owner, round(brought.load_ms), now, from_store=brought.from_store)
+
+    def _allow_rows(self, rows: int) -> None:
+        self._scheduler.rows = rows
+        self.presence.allow(rows)
 
     async def _expel(self) -> None:
         """What failed here leaves its slot as soon as nothing runs under it."""

@@ -17,9 +17,15 @@ class Presence:
         self._doors = doors
         self._changed = asyncio.Event()
         self._partitions: tuple[int, ...] = ()
+        self._rows = doors.engine.build.rows
 
     def serve(self, partitions: tuple[int, ...]) -> None:
         self._partitions = partitions
+        self._changed.set()
+
+    def allow(self, rows: int) -> None:
+        """Announce so many rows from now on: routers admit for these."""
+        self._rows = rows
         self._changed.set()
 
     async def run(self) -> None:
@@ -33,11 +39,11 @@ class Presence:
                 base=self._doors.base,
                 engine=build.id,
                 slots=build.slots,
-                rows=build.rows,
+                rows=self._rows,
                 partitions=self._partitions,
             )
             await self._doors.publisher.publish(WORKERS.name, self._doors.worker, ready)
-            log.info("worker.ready", partitions=ready.partitions)
+            log.info("worker.ready", partitions=ready.partitions, rows=ready.rows)
 
     async def gone(self) -> None:
         record = WorkerGone(worker=self._doors.worker, pool=self._doors.pool)

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 
-from consumers.worker.scheduler import Entry
+from consumers.worker.plan import Entry
 from schemas.digest import digest_of
 from schemas.jobs import Outcome
 from schemas.metering import UsageRecorded

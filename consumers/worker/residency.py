@@ -37,12 +37,17 @@ class Resident:
     owner: str
     score: float
     idle: bool = False
+    # What it takes of the budget: one slot, or its bytes of host memory.
+    units: int = 1
 
     @classmethod
-    def measured(cls, digest: str, owner: str, size: int, hits: float, reload_ms: float) -> "Resident":
+    def measured(
+        cls, digest: str, owner: str, size: int, hits: float, reload_ms: float, *, in_bytes: bool = False
+    ) -> "Resident":
         """Scored by expected reuse x reload cost / pages."""
         pages = math.ceil(max(1, size) / PAGE_BYTES)
-        return cls(digest=digest, owner=owner, score=hits * reload_ms / pages, idle=hits < IDLE_HITS)
+        score, units = hits * reload_ms / pages, max(1, size) if in_bytes else 1
+        return cls(digest=digest, owner=owner, score=score, idle=hits < IDLE_HITS, units=units)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """The slots and who has a part in them: the tenants with work now."""
+    """A budget and who has a part in it: the tenants with work now. It counts slots, or bytes of host memory."""
 
     count: int
     residents: Sequence[Resident]
@@ -68,13 +73,18 @@ class Slots:
 
     @property
     def held(self) -> Counter[str]:
-        return Counter(resident.owner for resident in self.residents)
+        held: Counter[str] = Counter()
+        for resident in self.residents:
+            held[resident.owner] += resident.units
+        return held
 
 
-def choose(newcomer: str, slots: Slots, free: Set[str], floors: Mapping[str, int] | None = None) -> Choice | None:
+def choose(
+    newcomer: str, slots: Slots, free: Set[str], floors: Mapping[str, int] | None = None, units: int = 1
+) -> Choice | None:
     """Who leaves for an adapter of `newcomer`, or None: then it waits. `free` are those that may leave at all.
 
-    `floors` are of owners without work; those with work bring their own.
+    `floors` are of owners without work; those with work bring their own. `units` is what the newcomer needs.
     """
     held, candidates = slots.held, [resident for resident in slots.residents if resident.digest in free]
     own = _lowest([resident for resident in candidates if resident.owner == newcomer])
@@ -86,12 +96,12 @@ def choose(newcomer: str, slots: Slots, free: Set[str], floors: Mapping[str, int
         for resident in candidates
         if resident.owner != newcomer and held[resident.owner] > _floor(resident.owner, slots, floors)
     ]
-    borrowed = _lowest([r for r in others if held[r.owner] - 1 >= slots.share(r.owner)]) if below else None
+    borrowed = _lowest([r for r in others if held[r.owner] - r.units >= slots.share(r.owner)]) if below else None
     if borrowed is not None:
         return Choice(digest=borrowed.digest, reason=EvictReason.RECLAIM_BORROWED)
     if own is not None:
         return Choice(digest=own.digest, reason=EvictReason.OWN_SHARE)
-    turn = _fullest(newcomer, slots, held, others)
+    turn = _fullest(newcomer, units, slots, held, others)
     return Choice(digest=turn.digest, reason=EvictReason.TURN) if turn is not None else None
 
 
@@ -103,7 +113,9 @@ def _lowest(residents: Sequence[Resident]) -> Resident | None:
     return min(residents, key=lambda resident: (resident.score, resident.digest), default=None)
 
 
-def _fullest(newcomer: str, slots: Slots, held: Counter[str], others: Sequence[Resident]) -> Resident | None:
+def _fullest(
+    newcomer: str, units: int, slots: Slots, held: Counter[str], others: Sequence[Resident]
+) -> Resident | None:
     """Of the owner that is fullest by its share, and at least as full as the newcomer would become.
 
     Everybody is within a whole adapter of its share here, so that a slot changes hands for a while.
@@ -111,7 +123,7 @@ def _fullest(newcomer: str, slots: Slots, held: Counter[str], others: Sequence[R
     mine = slots.share(newcomer)
     if not mine or held[newcomer] >= mine:
         return None
-    would_be = (held[newcomer] + 1) / mine
+    would_be = (held[newcomer] + units) / mine
 
     def full(resident: Resident) -> float:
         share = slots.share(resident.owner)

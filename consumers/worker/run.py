@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from consumers.worker.plan import Entry, Start
 from consumers.worker.replies import Result
-from consumers.worker.scheduler import Entry, Start
 from infra.kafka.lane import Lane
 from infra.kafka.records import Headers
 from schemas.jobs import Outcome
 from schemas.record import Coordinates
 from schemas.replies import FailedOutcome, Usage
-from schemas.service import Service
+from schemas.service import Batch, Service
 
 MESSAGES: dict[FailedOutcome, tuple[str, str]] = {
     Outcome.CANCELLED: ("cancelled", "the job was cancelled"),
@@ -44,6 +44,8 @@ class Run:
     last_at: float | None = None
     text: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    # The step that made its first token, where the engine can tell.
+    batch: Batch | None = None
 
     @property
     def stopped(self) -> bool:
@@ -63,7 +65,7 @@ class Run:
             first_token_ms=_ms(self.first_at - came) if self.first_at is not None else None,
             token_us=round(decode_s / (tokens - 1) * 1e6) if tokens > 1 else None,
             completion_ms=_ms(now - came),
-            batch=self.start.batch,
+            batch=self.batch or self.start.batch,
         )
 
     def result(self, failure: FailedOutcome, chunks: int = 0, problem: tuple[str, str] | None = None) -> Result:

@@ -10,80 +10,22 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from consumers.worker.fair import Counters, Demands, LoadLimits, Rows, WaitClocks
-from consumers.worker.residency import PLATFORM, Owner, Resident, Slots, choose
-from ledger.fairness import cost
-from schemas.jobs import JobClass, JobSubmitted, Route, tenant_job
+from consumers.worker.plan import Entry, Part, Plan, Start
+from consumers.worker.residency import Owner, Resident, Slots, choose
+from schemas.jobs import JobClass
 from schemas.record import Coordinates
-from schemas.service import Batch, Residency, WaitReason
+from schemas.service import Batch, WaitReason
 
 # How long a digest may start jobs while another waits for its place.
 QUANTUM_S = 1.0
 # A job whose deadline is this near goes first.
 URGENT_S = 2.0
+# A digest whose decodes are long holds its slot for so long while shorter ones drain before it.
+LONG_TURN_S = 10.0
+# Digests that are brought into host memory before their turn.
+PREFETCH_MAX = 8
 # Batch jobs start behind interactive ones, but not behind those that came so much later.
 BATCH_WAIT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A verified job in this worker's queue. The identity block is the route's, unchanged."""
-
-    request: Coordinates
-    route: Route
-    job: JobSubmitted
-    queued_at: float
-    expires_at: float
-    # A job whose executions ended in two crashes runs with nothing beside it that it could take down.
-    alone: bool = False
-    # Whose adapter it runs under: its tenant's, or the platform's.
-    owner: str = PLATFORM
-    # Where that was when the job came.
-    residency: Residency = Residency.COLD
-
-    @property
-    def digest(self) -> str:
-        return self.route.identity.adapter
-
-    @property
-    def tenant(self) -> str:
-        return self.route.identity.tenant
-
-    @property
-    def name(self) -> str:
-        return tenant_job(self.tenant, self.route.job_id)
-
-    def charge(self, weight: int) -> int:
-        """What it may cost its tenant."""
-        return cost(self.route.limits.prompt_tokens, self.route.limits.tokens_max, 0, weight)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """An entry that starts now: what it waited for, the company it starts in, and the load that it caused."""
-
-    entry: Entry
-    waited_for: WaitReason
-    batch: Batch
-    load_ms: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to do now. `load` needs a free slot; which digest leaves for it is residency's choice."""
-
-    load: str | None = None
-    start: tuple[Start, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """What the registry says of a tenant's part in this worker."""
-
-    weight: int = 100
-    floor: int = 0
-    #: Loads from the store in a minute, and adapters in slots at once; None where nothing limits them.
-    loads_per_minute: int | None = None
-    resident_max: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -141,10 +83,11 @@ class Scheduler:
             weight = self._part(entry.tenant).weight
             self._counters.ended(entry.tenant, entry.route.limits, weight, completion_tokens, load_ms)
 
-    def loaded(self, digest: str, owner: str, load_ms: int, now: float) -> None:
-        """A load is over: the first job of its queue caused it."""
-        self._limits.loaded(owner, now)
-        self._load_ms[digest] = load_ms
+    def loaded(self, digest: str, owner: str, load_ms: int, now: float, *, from_store: bool = True) -> None:
+        """A load is over, or a part of it: the first job of its queue caused it. Host memory is not the store."""
+        if from_store:
+            self._limits.loaded(owner, now)
+        self._load_ms[digest] = self._load_ms.get(digest, 0) + load_ms
 
     @property
     def queued(self) -> Iterator[Entry]:
@@ -173,13 +116,20 @@ class Scheduler:
     def plan(self, now: float, resident: Set[str]) -> Plan:
         """Open and close turns, then say what to load and what to start."""
         self._queues = {digest: queue for digest, queue in self._queues.items() if queue}
+        # A load whose jobs ended meanwhile is nobody's.
+        self._load_ms = {digest: ms for digest, ms in self._load_ms.items() if digest in self._queues}
         self._clocks.pass_to(now, {digest: self._held_up_by(digest, resident, now) for digest in self._queues})
         self._close_turns()
         self._drain_one(now, resident)
         self._open_turns(now, resident)
         missing = [digest for digest in self._turns if digest not in resident]
+        later = [digest for digest in self._waiting(now, resident) if digest not in resident]
         entries = tuple(self._startable(now, resident))
-        return Plan(load=missing[0] if missing else None, start=self._starts(entries))
+        return Plan(
+            load=missing[0] if missing else None,
+            prefetch=(*missing[1:], *later)[:PREFETCH_MAX],
+            start=self._starts(entries),
+        )
 
     def _part(self, tenant: str) -> Part:
         return self.parts.get(tenant) or Part()
@@ -225,9 +175,8 @@ class Scheduler:
         if any(turn.draining for turn in self._turns.values()):
             return
         over = {digest for digest, turn in self._turns.items() if now - turn.opened_at >= self.quantum_s}
-        residents = [
-            Resident(digest=digest, owner=turn.owner, score=turn.opened_at) for digest, turn in self._turns.items()
-        ]
+        order = sorted(self._turns, key=lambda digest: self._drains_in(digest, now))
+        residents = [Resident(digest=name, owner=self._turns[name].owner, score=at) for at, name in enumerate(order)]
         slots = Slots(count=self.open_max, residents=residents, working=self.working())
         for digest in self._waiting(now, resident) if over else ():
             owner = self._queues[digest][0].owner
@@ -240,6 +189,12 @@ class Scheduler:
                 if not self.in_use(choice.digest):
                     del self._turns[choice.digest]
                 return
+
+    def _drains_in(self, digest: str, now: float) -> tuple[int, float]:
+        """The tokens that its longest job may still make, and its age: a long decode must not hold up a newcomer."""
+        turn = self._turns[digest]
+        longest = max((e.route.limits.tokens_max for e in self._running.values() if e.digest == digest), default=0)
+        return longest if now - turn.opened_at < LONG_TURN_S else 0, turn.opened_at
 
     def _at_most(self, owner: str) -> bool:
         """Whether an owner has as many adapters open as it may have resident."""

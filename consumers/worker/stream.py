@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from consumers.engines.protocol import Delta
-from consumers.worker.scheduler import Entry
+from consumers.worker.plan import Entry
 from infra.kafka.publisher import Publisher, acknowledged
 from infra.kafka.records import Headers
 from infra.metrics import Metrics

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from consumers.worker.scheduler import Entry, Part, Scheduler
+from consumers.worker.plan import Entry, Part
+from consumers.worker.scheduler import Scheduler
 from ledger.fairness import jain
 from schemas.jobs import JobClass
 from schemas.record import Coordinates
