@@ -1,7 +1,6 @@
 """Where a worker's memory is: what it writes for `switchyard worker memory` to show."""
 
-from schemas.ids import Digest
-from schemas.ids import Count
+from schemas.ids import Count, Digest
 from schemas.record import Value
 
 

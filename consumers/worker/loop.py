@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from consumers.engines.protocol import EngineDead
-from consumers.worker.adapters import Adapters, Brought, NoSlot, Unloadable
+from consumers.worker.adapters import Adapters, Unloadable
 from consumers.worker.doors import Doors
 from consumers.worker.execution import Closing, Executor, HandedOver
 from consumers.worker.intake import Intake, parts_of
 from consumers.worker.lanes import Lanes
+from consumers.worker.loading import Loads
 from consumers.worker.plan import Entry, Start
 from consumers.worker.presence import Presence
 from consumers.worker.run import Run, Runs
@@ -22,7 +23,6 @@ from infra.kafka.lane import Lane, LaneLost
 from infra.kafka.records import Incoming
 from infra.logs import ActionLog
 from schemas.adapters import AdapterRevoked
-from schemas.audit import LoadReason
 from schemas.jobs import Outcome, RequestCancelled, tenant_job
 from schemas.record import Record
 from schemas.replies import FailedOutcome
@@ -44,8 +44,6 @@ WATCH_S = 0.25
 REVOKE_DRAIN_S = 2.0
 # An orderly stop lets running jobs end for this long, then hands them over.
 STOP_DRAIN_S = 20.0
-# After a prefetch that found no room or no store.
-PREFETCH_PAUSE_S = 1.0
 QUARANTINED = ("adapter_quarantined", "this adapter failed on this worker and is not tried again")
 
 
@@ -68,8 +66,9 @@ class Worker:
         self._runs = Runs()
         self._admitting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._loading = False
-        self._prefetching = False
+        self._loads = Loads(
+            self.adapters, self._scheduler, self._runs, doors.clock, tasks, self._wake.set, self._not_loaded
+        )
         self._memory = MemoryWatch(doors, self.adapters, self._allow_rows)
         self._stopping = asyncio.Event()
         self._fresh_at = doors.clock.monotonic()
@@ -172,9 +171,7 @@ class Worker:
         )
         if not self._stopping.is_set() and self._stale_s() <= STALE_S:
             self._follow_plan(now)
-        if not self._loading and self.adapters.to_expel(self._runs.digests):
-            self._loading = True
-            self._tasks.create_task(self._expel())
+        self._loads.expel()
         self.doors.metrics.set("jobs_queued", self._scheduler.queued_count)
         self.doors.metrics.set("jobs_running", len(self._scheduler.running))
 
@@ -185,55 +182,16 @@ class Worker:
             self._scheduler.started(start.entry)
             self.adapters.used(start.entry.digest)
             self._spawn(start.entry, start=start)
-        if plan.load is not None and not self._loading:
-            self._loading = True
-            self._tasks.create_task(self._load(plan.load))
-        ahead = next((digest for digest in plan.prefetch if self._may_prefetch(digest)), None)
-        if ahead is not None and not self._prefetching:
-            self._prefetching = True
-            self._tasks.create_task(self._prefetch(ahead))
+        self._loads.follow(plan.load, plan.prefetch)
 
-    async def _load(self, digest: str) -> None:
-        in_slots, working = self._in_slots, self._scheduler.working
-        try:
-            self._brought(digest, await self.adapters.make_resident(digest, in_slots, working, LoadReason.JOB))
-        except NoSlot:
-            await asyncio.sleep(TICK_S)
-        except Unloadable as error:
-            log.warning("adapter.not_loaded", adapter=digest, code=error.code)
-            reason: FailedOutcome = Outcome.REVOKED if error.code == "adapter_revoked" else Outcome.FAILED
-            self._end_early(lambda e: e.digest == digest, reason, (error.code, str(error)), queued_only=True)
-        self._loading = False
-        self._wake.set()
-
-    def _may_prefetch(self, digest: str) -> bool:
-        return digest not in self.adapters.in_host() and not self.adapters.is_quarantined(digest)
-
-    async def _prefetch(self, digest: str) -> None:
-        """What a queued record names comes near before its turn. Where that fails, its turn tries again and says so."""
-        try:
-            self._brought(digest, await self.adapters.prefetch(digest))
-        except (NoSlot, Unloadable):
-            await asyncio.sleep(PREFETCH_PAUSE_S)
-        self._prefetching = False
-        self._wake.set()
-
-    def _brought(self, digest: str, brought: Brought) -> None:
-        owner, now = self.adapters.owner_of(digest), self.doors.clock.monotonic()
-        self._scheduler.loaded(digest, owner, round(brought.load_ms), now, from_store=brought.from_store)
+    def _not_loaded(self, digest: str, error: Unloadable) -> None:
+        """Every job that waits for an adapter that cannot be had ends, and hears why."""
+        reason: FailedOutcome = Outcome.REVOKED if error.code == "adapter_revoked" else Outcome.FAILED
+        self._end_early(lambda e: e.digest == digest, reason, (error.code, str(error)), queued_only=True)
 
     def _allow_rows(self, rows: int) -> None:
         self._scheduler.rows = rows
         self.presence.allow(rows)
-
-    async def _expel(self) -> None:
-        """What failed here leaves its slot as soon as nothing runs under it."""
-        await self.adapters.expel(self._runs.digests)
-        self._loading = False
-        self._wake.set()
-
-    def _in_slots(self) -> frozenset[str]:
-        return self._scheduler.wanted() | self._runs.digests
 
     def _spawn(
         self,

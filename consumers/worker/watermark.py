@@ -54,10 +54,9 @@ class MemoryWatch:
     async def look(self) -> None:
         memory, before = await self._doors.engine.memory(), self._mark.rows
         rows = self._mark.look(memory)
-        if rows < before or memory.process >= HIGH * memory.limit:
-            shed = await self._adapters.shed()
-            log.warning("memory.high", process=memory.process, limit=memory.limit, rows=rows, copies_dropped=shed)
-        if rows != before:
+        shed = await self._adapters.shed() if memory.process >= HIGH * memory.limit else 0
+        if rows != before or shed:
+            log.warning("memory.rows", process=memory.process, limit=memory.limit, rows=rows, copies_dropped=shed)
             self._allow(rows)
         for part in MEMORY_PARTS:
             self._doors.metrics.set("memory_bytes", getattr(memory, part), part=part)

@@ -60,7 +60,7 @@ def test_a_label_value_that_is_not_declared_is_counted_as_other(metrics: Metrics
 def test_no_label_is_a_tenant_a_job_or_a_digest() -> None:
     labels = {label for kind in (COUNTERS, GAUGES, HISTOGRAMS) for metric in kind.values() for label in metric.labels}
 
-    assert labels <= {"answer", "call", "job_class", "outcome", "reason", "result"}
+    assert labels <= {"answer", "call", "job_class", "outcome", "part", "reason", "result"}
 
 
 def test_every_metric_is_explained_in_a_sentence() -> None:
