@@ -19,7 +19,7 @@ from infra.redis import connect
 from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
-from tests.bench import burst, eviction, ledger, pipeline, real, router
+from tests.bench import burst, cold, eviction, ledger, pipeline, real, router
 from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
 from tests.bench.ledger import Calls
@@ -86,7 +86,7 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
     effort, load = QUICK if quick else FULL
     sections = {section for section, figures in SECTIONS.items() if figures.keys() & names}
     if quick or not real.possible():
-        sections.discard("real")
+        sections -= {"real", "cold"}
     found: list[Figure] = []
     if "router" in sections:
         async with watched("router", say):
@@ -98,7 +98,7 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         found += _show(figures, names)
     if "eviction" in sections:
         found += _show(eviction.measure(), names)
-    if sections & {"pipeline", "burst", "real"}:
+    if sections & {"pipeline", "burst", "cold", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
         await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
     if "pipeline" in sections:
@@ -108,6 +108,10 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
     if "burst" in sections:
         async with watched("burst", say):
             figures = await burst.measure(stack, BURST_QUICK_S if quick else BURST_S, say)
+        found += _show(figures, names)
+    if "cold" in sections:
+        async with watched("cold", say):
+            figures = await cold.measure(stack, say)
         found += _show(figures, names)
     if "real" in sections:
         async with watched("real", say):
