@@ -112,12 +112,24 @@ class Registry:
         return self.bases.get(manifest.base) if manifest is not None else None
 
     def owner_of(self, pool: str, partition: int) -> WorkerReady | None:
-        """The ready worker that serves a pool's partition: the last one that said so."""
-        return self.workers.get(self.owners.get((pool, partition), ""))
+        """The ready worker that serves a pool's partition: the last one that said so, where it suits the pool."""
+        worker = self.workers.get(self.owners.get((pool, partition), ""))
+        return worker if worker is not None and self._suits(pool, worker) else None
 
     def served_pools(self) -> set[str]:
         """Pools with a worker that serves some partition."""
-        return {pool for (pool, _), worker in self.owners.items() if self.workers[worker].rows}
+        owners = {(pool, worker) for (pool, _), worker in self.owners.items()}
+        return {pool for pool, name in owners if self.workers[name].rows and self._suits(pool, self.workers[name])}
+
+    def _suits(self, pool: str, worker: WorkerReady) -> bool:
+        """Whether a worker runs what its pool is configured for now: a pool may have changed since the worker began."""
+        configured = self.pools.get(pool)
+        return configured is None or (
+            worker.base == configured.base
+            and (configured.engines is None or worker.engine in configured.engines)
+            and (worker.rank_max is None or worker.rank_max >= configured.rank_max)
+            and (worker.context_max is None or worker.context_max >= configured.context_max)
+        )
 
     def passed(self, positions: dict[str, int]) -> bool:
         """Whether this view stands where another one stood, or further."""

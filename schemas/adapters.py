@@ -195,6 +195,8 @@ class PoolConfigured(Record):
     tenants: tuple[TenantId, ...] | None = None
     # Parts of every window, in percent, that are held for one tenant each.
     reserved: dict[TenantId, Annotated[int, Field(ge=1, le=100)]] = Field(default_factory=dict)
+    # Only workers of these engine builds count as ready; None: any build.
+    engines: tuple[str, ...] | None = None
 
 
 class WorkerReady(Record):
@@ -209,6 +211,9 @@ class WorkerReady(Record):
     slots: Count
     rows: Count
     partitions: tuple[Count, ...]
+    # What its engine was built for; None in records of before this was said.
+    rank_max: Count | None = None
+    context_max: Count | None = None
 
 
 class WorkerGone(Record):

@@ -149,11 +149,15 @@ def pool_of(
 
 
 def ready(
-    base: str, worker: str = "worker-1", pool: str = "main", rows: int = 4, partitions: Sequence[int] = (0, 1, 2, 3)
+    base: str,
+    worker: str = "worker-1",
+    pool: str = "main",
+    rows: int = 4,
+    partitions: Sequence[int] = (0, 1, 2, 3),
+    **fields: object,
 ) -> Entry:
-    record = WorkerReady(
-        worker=worker, pool=pool, base=base, engine="fake", slots=4, rows=rows, partitions=tuple(partitions)
-    )
+    values = {"engine": "fake", "slots": 4, "rows": rows, "partitions": tuple(partitions), **fields}
+    record = WorkerReady.model_validate({"worker": worker, "pool": pool, "base": base, **values})
     return WORKERS.name, worker, record
 
 

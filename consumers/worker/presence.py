@@ -41,6 +41,8 @@ class Presence:
                 slots=build.slots,
                 rows=self._rows,
                 partitions=self._partitions,
+                rank_max=build.rank_max,
+                context_max=build.context_max,
             )
             await self._doors.publisher.publish(WORKERS.name, self._doors.worker, ready)
             log.info("worker.ready", partitions=ready.partitions, rows=ready.rows)

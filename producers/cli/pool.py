@@ -26,6 +26,13 @@ def pool() -> None:
     multiple=True,
     help="Serve only this tenant, and it only here. Repeatable.",
 )
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="BUILD",
+    help="Only workers of this engine build count as ready, such as 'fake 1'. Repeatable. Default: any build.",
+)
 @click.option("--reserve", multiple=True, metavar="TENANT=PERCENT", help="Hold a part of the places for one tenant.")
 def set_(
     name: str,
@@ -34,6 +41,7 @@ def set_(
     context_max: int,
     partitions: int,
     tenants: tuple[str, ...],
+    engines: tuple[str, ...],
     reserve: tuple[str, ...],
 ) -> None:
     """Make the pool NAME, or change what it serves and whom."""
@@ -44,6 +52,7 @@ def set_(
         partitions=partitions,
         tenants=tuple(parse_tenant(tenant) for tenant in tenants) or None,
         reserved=dict(_reserved(part) for part in reserve),
+        engines=engines or None,
     )
     configured = at_desk(lambda desk: platform.set_pool(desk, admin, name, base, wanted))
     click.echo(f"{configured.pool} serves {configured.base}")
@@ -59,7 +68,7 @@ def _reserved(part: str) -> tuple[str, int]:
 @pool.command("list")
 def list_() -> None:
     """List pools with what they serve."""
-    columns = ("pool", "base", "rank max", "context max", "partitions", "only for", "reserved")
+    columns = ("pool", "base", "rank max", "context max", "partitions", "only for", "reserved", "engines")
     print_table(columns, at_desk(_rows))
 
 
@@ -73,6 +82,7 @@ async def _rows(desk: Desk) -> list[tuple[str, ...]]:
             str(found.partitions),
             ", ".join(found.tenants or ()),
             ", ".join(f"{tenant} {percent} %" for tenant, percent in found.reserved.items()),
+            ", ".join(found.engines or ("any",)),
         )
         for name, found in desk.registry.pools.items()
     ]

@@ -79,6 +79,8 @@ class PoolShape:
     partitions: int
     tenants: tuple[str, ...] | None = None
     reserved: Mapping[str, int] = field(default_factory=dict)
+    # Engine builds whose workers count as ready; None: any.
+    engines: tuple[str, ...] | None = None
 
 
 async def set_pool(desk: Desk, admin: KafkaSettings, pool: str, base: str, shape: PoolShape) -> PoolConfigured:
@@ -105,7 +107,7 @@ async def set_pool(desk: Desk, admin: KafkaSettings, pool: str, base: str, shape
     await asyncio.to_thread(lambda: Provisioner(admin).add_pool(pool, partitions))
     configured = PoolConfigured(
         pool=pool, base=found.base, rank_max=rank_max, context_max=context_max, partitions=partitions,
-        tenants=shape.tenants, reserved=dict(shape.reserved),
+        tenants=shape.tenants, reserved=dict(shape.reserved), engines=shape.engines,
     )  # fmt: skip
     if configured != former:
         await desk.append(POOLS.name, pool, configured)
