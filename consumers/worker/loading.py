@@ -1,8 +1,10 @@
 """The queue of loads: one that a job waits for and one ahead of its turn at a time, and what each is charged to."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
+from consumers.engines.protocol import EngineDead
 from consumers.worker.adapters import Adapters, Brought, NoSlot, Unloadable
 from consumers.worker.run import Runs
 from consumers.worker.scheduler import Scheduler
@@ -68,6 +70,9 @@ class Loads:
             self._charge(digest, await self._adapters.make_resident(digest, in_slots, working, LoadReason.JOB))
         except NoSlot:
             await asyncio.sleep(RETRY_S)
+        except EngineDead:
+            # The watch ends this worker, after it told the ledger that no job is to blame.
+            return
         except Unloadable as error:
             log.warning("adapter.not_loaded", adapter=digest, code=error.code)
             self._unloadable(digest, error)
@@ -78,6 +83,8 @@ class Loads:
         """Where it fails, the turn of the digest tries again and says so."""
         try:
             self._charge(digest, await self._adapters.prefetch(digest))
+        except EngineDead:
+            return
         except (NoSlot, Unloadable):
             await asyncio.sleep(PREFETCH_RETRY_S)
         self._fetching = False
@@ -88,6 +95,7 @@ class Loads:
         self._scheduler.loaded(digest, owner, round(brought.load_ms), now, from_store=brought.from_store)
 
     async def _expel(self) -> None:
-        await self._adapters.expel(self._runs.digests)
+        with contextlib.suppress(EngineDead):
+            await self._adapters.expel(self._runs.digests)
         self._changing = False
         self._wake()

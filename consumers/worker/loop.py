@@ -176,7 +176,7 @@ class Worker:
         self.doors.metrics.set("jobs_running", len(self._scheduler.running))
 
     def _follow_plan(self, now: float) -> None:
-        plan = self._scheduler.plan(now, self.adapters.usable())
+        plan = self._scheduler.plan(now, self.adapters.usable(), self.adapters.in_host())
         for start in plan.start:
             self._scheduler.withdraw([start.entry])
             self._scheduler.started(start.entry)

@@ -54,6 +54,7 @@ class Scheduler:
     _came: dict[Coordinates, Counter[WaitReason]] = field(default_factory=dict)
     _load_ms: dict[str, int] = field(default_factory=dict)
     _charged_ms: dict[Coordinates, int] = field(default_factory=dict)
+    _in_host: Set[str] = frozenset()
     _batches: int = 0
     _demands: Demands = field(default_factory=Demands)
 
@@ -113,8 +114,9 @@ class Scheduler:
         owners = {entry.owner for entry in (*self.queued, *self._running.values())}
         return {name: Owner(weight=self._part(name).weight, floor=self._part(name).floor) for name in owners}
 
-    def plan(self, now: float, resident: Set[str]) -> Plan:
+    def plan(self, now: float, resident: Set[str], in_host: Set[str] = frozenset()) -> Plan:
         """Open and close turns, then say what to load and what to start."""
+        self._in_host = in_host
         self._queues = {digest: queue for digest, queue in self._queues.items() if queue}
         # A load whose jobs ended meanwhile is nobody's.
         self._load_ms = {digest: ms for digest, ms in self._load_ms.items() if digest in self._queues}
@@ -151,7 +153,7 @@ class Scheduler:
 
     def _may_load(self, digest: str, now: float) -> bool:
         owner = self._queues[digest][0].owner
-        return self._limits.allows(owner, self._part(owner).loads_per_minute, now)
+        return digest in self._in_host or self._limits.allows(owner, self._part(owner).loads_per_minute, now)
 
     def _close_turns(self) -> None:
         for digest in list(self._turns):

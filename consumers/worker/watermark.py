@@ -1,11 +1,13 @@
 """Memory watched: what the engine's process holds, said part by part, and fewer rows before anything fails."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from consumers.engines.memory import Memory
+from consumers.engines.protocol import EngineDead
 from consumers.worker.adapters import Adapters
 from consumers.worker.doors import Doors
 from infra.files import write_private
@@ -47,8 +49,10 @@ class MemoryWatch:
         self._mark = Watermark(rows_max=rows, rows=rows)
 
     async def run(self) -> None:
-        while True:
-            await self.look()
+        while self._doors.engine.healthy():
+            # An engine that died is the worker's watch's to tell of: it first clears the jobs of the blame.
+            with contextlib.suppress(EngineDead):
+                await self.look()
             await asyncio.sleep(WATCH_S)
 
     async def look(self) -> None:

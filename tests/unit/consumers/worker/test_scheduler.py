@@ -330,6 +330,14 @@ def test_digests_that_wait_are_brought_near_in_the_order_of_their_turns() -> Non
     assert scheduler.plan(0.1, resident).prefetch == tuple(DIGESTS[1:4])
 
 
+def test_what_is_in_host_memory_needs_no_load_from_the_store() -> None:
+    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
+    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0)
+    scheduler.add(of_tenant("acme", DIGESTS[0]))
+    assert scheduler.plan(1.0, set()).load is None
+    assert scheduler.plan(1.1, set(), {DIGESTS[0]}).load == DIGESTS[0]
+
+
 def test_a_copy_from_host_memory_is_no_load_from_the_store() -> None:
     scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
     scheduler.loaded(DIGESTS[5], "acme", 1, 0.0, from_store=False)
