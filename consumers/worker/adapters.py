@@ -224,10 +224,9 @@ class Adapters:
         while not self._fits(artifact, engine.build.host_bytes):
             copies = [self._shelf.measured(name, in_bytes=True) for name in engine.staged()]
             budget = Slots(count=engine.build.host_bytes, residents=copies, working=owners)
-            owner, spare = self.owner_of(artifact.digest), engine.staged() - engine.resident()
-            choice = choose(owner, budget, spare, units=needed) or choose(
-                owner, budget, engine.staged() - wanted(), units=needed
-            )
+            owner, free = self.owner_of(artifact.digest), engine.staged() - wanted()
+            choice = choose(owner, budget, free - engine.resident(), units=needed)
+            choice = choice or choose(owner, budget, free, units=needed)
             if choice is None:
                 raise NoSlot
             await self._drop_copy(choice)
