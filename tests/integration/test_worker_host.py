@@ -70,7 +70,8 @@ async def test_a_queued_record_brings_its_adapter_near_before_its_turn(
     stack: Stack, tenant: Tenants, worker: Workers
 ) -> None:
     async with bench_on(stack, [tenant()]) as bench:
-        await asyncio.to_thread(worker, bench, ONE_SLOT)
+        # The first job holds the only slot for longer than it takes to see that it began.
+        await asyncio.to_thread(worker, bench, ONE_SLOT.model_copy(update={"step_ms": 60}))
         name = bench.tenants[0]
         await bench.submit(name, "a", tokens=150)
         await bench.until(lambda: loaded(bench, bench.world.digests[name, "a"]))
