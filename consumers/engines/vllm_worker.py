@@ -69,7 +69,7 @@ class SlotReport:
         slots = _distinct_bytes(self._stacks())
         used = sum(int_id is not None for int_id in self._adapters.lora_index_to_id)
         return {
-            "base_weights": _distinct_bytes(self._weights()),
+            "base_weights": _distinct_bytes(self.model_runner.model.parameters()) + self._packed_bytes(),
             "slots": slots,
             "slots_used": slots * used // len(self._adapters.lora_index_to_id),
             "host_cache": sum(self._copy_bytes(int_id) for int_id in self._adapters.list_adapters()),
@@ -101,9 +101,15 @@ class SlotReport:
         for module in self._adapters.modules.values():
             yield from (*_as_list(module.lora_a_stacked), *_as_list(module.lora_b_stacked))
 
-    def _weights(self) -> Iterator[Any]:
-        yield from self.model_runner.model.parameters()
-        yield from self.model_runner.model.buffers()
+    def _packed_bytes(self) -> int:
+        """On a CPU vLLM gives a layer's weight to oneDNN, which keeps it in its own order, and leaves an empty one."""
+        return sum(
+            layer.input_size_per_partition * layer.output_size_per_partition * layer.params_dtype.itemsize
+            for layer in self.model_runner.model.modules()
+            if hasattr(layer, "output_size_per_partition")
+            and not hasattr(layer, "base_layer")
+            and layer.weight.numel() == 0
+        )
 
     @property
     def _on_gpu(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from safetensors.numpy import load_file
 
 from consumers.engines.protocol import EngineFault, LoadFailed, RequestInvalid
 from consumers.engines.residents import Listed
@@ -211,3 +212,10 @@ async def test_measured_bytes_are_those_of_the_weights(rig: Rig) -> None:
     loaded = await rig.engine.load(rig.artifacts[0])
     weights = (rig.artifacts[0].path / WEIGHTS).stat().st_size
     assert 0.8 * weights < loaded.bytes <= weights
+
+
+async def test_the_base_is_as_large_as_its_checkpoint_also_where_vllm_hides_its_weights(rig: Rig) -> None:
+    tensors = load_file(base_of(rig) / "model.safetensors").values()
+    memory = await rig.engine.memory()
+    assert memory.base_weights == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
+    assert memory.slots == SLOTS * rig.engine.sizes.slot_bytes
