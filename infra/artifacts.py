@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from infra.objects import Draft, Objects, ObjectTooLarge, ObjectUnknown, read_file
 from schemas.adapters import AdapterManifest, BaseManifest, FileEntry
@@ -37,6 +38,8 @@ BASE_FILES = frozenset(
         "vocab.json",
     }
 )
+# Where artifacts are being fetched to. Two fetches of one would each discard what the other has just put there.
+_in_hand: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 CODE_OR_PICKLE = frozenset({".py", ".so", ".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
@@ -104,8 +107,14 @@ async def fetch_artifact(objects: Objects, manifest: AdapterManifest, cache: Pat
     ObjectUnknown, ObjectCorrupt, ArtifactBroken.
     """
     place = cache / manifest.digest.removeprefix("sha256:")
+    async with _in_hand.setdefault(place, asyncio.Lock()):
+        await _fetch_to(place, objects, manifest, cache)
+    return place
+
+
+async def _fetch_to(place: Path, objects: Objects, manifest: AdapterManifest, cache: Path) -> None:
     if await asyncio.to_thread(_is_whole, place, manifest):
-        return place
+        return
     await asyncio.to_thread(_discard, place)
     draft = await asyncio.to_thread(_draft_directory, cache)
     try:
@@ -118,7 +127,6 @@ async def fetch_artifact(objects: Objects, manifest: AdapterManifest, cache: Pat
         await asyncio.to_thread(_discard, draft)
     if not await asyncio.to_thread(_is_whole, place, manifest):
         raise ArtifactBroken(f"the files of {manifest.digest} in {cache} are not those of its manifest")
-    return place
 
 
 async def fetch_files(objects: Objects, files: tuple[FileEntry, ...], place: Path) -> None:
@@ -207,7 +215,7 @@ def _draft_directory(cache: Path) -> Path:
 
 def _publish(draft: Path, place: Path) -> None:
     draft.chmod(0o555)
-    # A faster task of this process may have put it there; the caller hashes what is there, whoever wrote it.
+    # Another process may have put it there; the caller hashes what is there, whoever wrote it.
     with contextlib.suppress(OSError):
         draft.rename(place)
 

@@ -1,12 +1,13 @@
 """Artifacts on a disk: fetched whole, read-only and hashed at every use; bases compared file by file."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 
 from infra.artifacts import ArtifactBroken, BaseMismatch, check_base, copy_files, fetch_artifact, listing
-from infra.objects import FileObjects, ObjectUnknown
+from infra.objects import OBJECT_BYTES_MAX, FileObjects, ObjectUnknown
 from schemas.adapters import AdapterManifest
 from schemas.digest import digest_of
 from tests.factories import make_file, make_manifest
@@ -77,6 +78,21 @@ async def test_an_artifact_that_is_whole_needs_no_store(tmp_path: Path) -> None:
     first = await fetch_artifact(objects, manifest, tmp_path / "cache")
     shutil.rmtree(tmp_path / "objects")
     assert await fetch_artifact(objects, manifest, tmp_path / "cache") == first
+
+
+async def test_two_who_want_an_artifact_at_once_fetch_it_once(tmp_path: Path) -> None:
+    class Counting(FileObjects):
+        fetched = 0
+
+        async def fetch(self, digest: str, to: Path, bytes_max: int = OBJECT_BYTES_MAX) -> None:
+            self.fetched += 1
+            await super().fetch(digest, to, bytes_max)
+
+    objects = Counting(tmp_path / "objects")
+    manifest = await stored(objects)
+    places = await asyncio.gather(*(fetch_artifact(objects, manifest, tmp_path / "cache") for _ in range(3)))
+    assert len(set(places)) == 1
+    assert objects.fetched == len(names(places[0]))
 
 
 async def test_a_file_that_is_larger_than_its_manifest_says_is_not_taken(tmp_path: Path) -> None:
