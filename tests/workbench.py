@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 
 from infra.clock import SystemClock
@@ -126,11 +126,17 @@ def readable(kinds: tuple[type[RecordKind], ...], records: Sequence[Incoming]) -
 async def bench_on(
     stack: Stack, tenants: Sequence[str], aliases: Sequence[str] = ("a", "b", "c")
 ) -> AsyncIterator[Bench]:
+    async with bench_in(stack, lambda pool: make_world_on(stack, pool, dict.fromkeys(tenants, aliases))) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def bench_in(stack: Stack, making: Callable[[str], AbstractAsyncContextManager[World]]) -> AsyncIterator[Bench]:
+    """A bench in the world that is made in a pool of this name."""
     async with AsyncExitStack() as opened:
         admin = connect(stack.redis("admin"))
         opened.push_async_callback(admin.aclose)
         await rebuild(stack.kafka("admin"), admin)
         ledger = Ledger(connect(stack.redis("router")))
         opened.push_async_callback(ledger.close)
-        making = make_world_on(stack, f"pool-{next(_names)}", dict.fromkeys(tenants, aliases))
-        yield Bench(await opened.enter_async_context(making), ledger)
+        yield Bench(await opened.enter_async_context(making(f"pool-{next(_names)}")), ledger)

@@ -71,7 +71,6 @@ async def make_world_on(
 
     `rows` are fields of every TenantConfigured.
     """
-    await asyncio.to_thread(Provisioner(stack.kafka("admin")).add_pool, pool)
     base = make_base(f"base of {pool}")
     zero = await _stored(stack, base, None, f"zero of {pool}")
     base = base.model_copy(update={"zero_adapter": zero.digest})
@@ -86,7 +85,17 @@ async def make_world_on(
             digests[tenant, name] = manifest.digest
             entries += [approved(manifest, registry_key), pointed(tenant, name, manifest.digest)]
     entries.append(pool_of(base.base, pool, partitions=PARTITIONS))
-    entries = with_grants(entries)
+    async with world_of(stack, pool, base, digests, entries) as world:
+        yield world
+
+
+@asynccontextmanager
+async def world_of(
+    stack: Stack, pool: str, base: BaseAdded, digests: dict[tuple[str, str], str], told: Sequence[Entry]
+) -> AsyncIterator[World]:
+    """The world that these records tell of: its pool has topics, and the records and grants for them are in the log."""
+    await asyncio.to_thread(Provisioner(stack.kafka("admin")).add_pool, pool)
+    entries = with_grants(told)
     publisher = Publisher(stack.kafka("admin"), f"world-{pool}", SystemClock())
     await publisher.start()
     try:
