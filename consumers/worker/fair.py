@@ -125,11 +125,12 @@ class LoadLimits:
 
     _times: dict[str, deque[float]] = field(default_factory=dict)
 
-    def allows(self, owner: str, per_minute: int | None, now: float) -> bool:
+    def allows(self, owner: str, per_minute: int | None, now: float, coming: int = 0) -> bool:
+        """Whether one more may begin beside those that are on their way."""
         times = self._times.get(owner)
         while times and times[0] <= now - WINDOW_S:
             times.popleft()
-        return per_minute is None or len(times or ()) < per_minute
+        return per_minute is None or len(times or ()) + coming < per_minute
 
     def loaded(self, owner: str, now: float) -> None:
         self._times.setdefault(owner, deque()).append(now)

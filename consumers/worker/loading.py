@@ -46,10 +46,12 @@ class Loads:
         """Start what the plan asks for, as far as nothing of its kind is under way."""
         if load is not None and not self._changing:
             self._changing = True
+            self._expect(load)
             self._tasks.create_task(self._load(load))
         ahead = next((digest for digest in prefetch if self._may_prefetch(digest)), None)
         if ahead is not None and not self._fetching:
             self._fetching = True
+            self._expect(ahead)
             self._tasks.create_task(self._prefetch(ahead))
 
     def expel(self) -> None:
@@ -77,6 +79,7 @@ class Loads:
             log.warning("adapter.not_loaded", adapter=digest, code=error.code)
             self._unloadable(digest, error)
         self._changing = False
+        self._scheduler.came(digest)
         self._wake()
 
     async def _prefetch(self, digest: str) -> None:
@@ -88,7 +91,12 @@ class Loads:
         except (NoSlot, Unloadable):
             await asyncio.sleep(PREFETCH_RETRY_S)
         self._fetching = False
+        self._scheduler.came(digest)
         self._wake()
+
+    def _expect(self, digest: str) -> None:
+        if digest not in self._adapters.in_host():
+            self._scheduler.coming(digest, self._adapters.owner_of(digest))
 
     def _charge(self, digest: str, brought: Brought) -> None:
         owner, now = self._adapters.owner_of(digest), self._clock.monotonic()

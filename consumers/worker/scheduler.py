@@ -50,6 +50,8 @@ class Scheduler:
     _counters: Counters = field(default_factory=Counters)
     _clocks: WaitClocks = field(default_factory=WaitClocks)
     _limits: LoadLimits = field(default_factory=LoadLimits)
+    # Digests on their way from the store, and their owners.
+    _coming: dict[str, str] = field(default_factory=dict)
     # Readings of the clocks when each waiting job came, and the time of a load for the job that caused it.
     _came: dict[Coordinates, Counter[WaitReason]] = field(default_factory=dict)
     _load_ms: dict[str, int] = field(default_factory=dict)
@@ -89,6 +91,14 @@ class Scheduler:
         if from_store:
             self._limits.loaded(owner, now)
         self._load_ms[digest] = self._load_ms.get(digest, 0) + load_ms
+
+    def coming(self, digest: str, owner: str) -> None:
+        """It is on its way from the store, and counts beside the loads that are over."""
+        self._coming[digest] = owner
+
+    def came(self, digest: str) -> None:
+        """Here, and told as loaded, or not to be had."""
+        self._coming.pop(digest, None)
 
     @property
     def queued(self) -> Iterator[Entry]:
@@ -152,8 +162,12 @@ class Scheduler:
         return WaitReason.QUEUE if digest in resident else WaitReason.LOAD
 
     def _may_load(self, digest: str, now: float) -> bool:
+        """A load is counted when it is over, so those that are on their way count beside them."""
         owner = self._queues[digest][0].owner
-        return digest in self._in_host or self._limits.allows(owner, self._part(owner).loads_per_minute, now)
+        coming = {name for name, whose in self._coming.items() if whose == owner}
+        coming |= {name for name, turn in self._turns.items() if turn.owner == owner and name not in self._in_host}
+        per_minute = self._part(owner).loads_per_minute
+        return digest in self._in_host or self._limits.allows(owner, per_minute, now, len(coming - {digest}))
 
     def _close_turns(self) -> None:
         for digest in list(self._turns):
@@ -206,7 +220,9 @@ class Scheduler:
     def _open_turns(self, now: float, resident: Set[str]) -> None:
         for digest in self._waiting(now, resident):
             owner = self._queues[digest][0].owner
-            if len(self._turns) < self.open_max and not self._at_most(owner):
+            # Asked again: each turn that opens here may be a load more.
+            may = digest in resident or self._may_load(digest, now)
+            if may and len(self._turns) < self.open_max and not self._at_most(owner):
                 self._turns[digest] = _Turn(opened_at=now, owner=owner)
 
     def _starts(self, entries: tuple[Entry, ...]) -> tuple[Start, ...]:

@@ -343,3 +343,22 @@ def test_a_copy_from_host_memory_is_no_load_from_the_store() -> None:
     scheduler.loaded(DIGESTS[5], "acme", 1, 0.0, from_store=False)
     scheduler.add(of_tenant("acme", DIGESTS[0]))
     assert scheduler.plan(1.0, set()).load == DIGESTS[0]
+
+
+def test_turns_that_open_together_load_no_more_than_their_owner_may() -> None:
+    scheduler = Scheduler(open_max=4, rows=4, parts={"acme": Part(loads_per_minute=2)})
+    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0)
+    for digest in DIGESTS[:3]:
+        scheduler.add(of_tenant("acme", digest))
+    plan = scheduler.plan(1.0, set())
+    assert scheduler.wanted() == {plan.load}
+    assert plan.prefetch == ()
+
+
+def test_a_load_counts_before_it_is_over() -> None:
+    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
+    scheduler.coming(DIGESTS[5], "acme")
+    scheduler.add(of_tenant("acme", DIGESTS[0]))
+    assert scheduler.plan(1.0, set()).load is None
+    scheduler.came(DIGESTS[5])
+    assert scheduler.plan(1.0, set()).load == DIGESTS[0]
