@@ -19,7 +19,7 @@ from infra.redis import connect
 from ledger.rebuild import rebuild
 from schemas.errors import SwitchyardError
 from schemas.topics import Role
-from tests.bench import burst, cold, eviction, ledger, pipeline, real, router
+from tests.bench import burst, cold, eviction, ledger, pipeline, real, router, versions
 from tests.bench.children import REPOSITORY
 from tests.bench.figures import AIMS, SECTIONS, Figure, missed
 from tests.bench.ledger import Calls
@@ -34,6 +34,7 @@ QUICK = (Effort(jobs=800, rounds=1), Load(prompt=PROMPT, tokens=16, jobs=20, sha
 REAL = Load(prompt=PROMPT, tokens=32, jobs=20, share=0.4, saturating=32)
 CALLS, CALLS_QUICK = Calls(calls=8_000, rounds=5), Calls(calls=500, rounds=1)
 BURST_S, BURST_QUICK_S = 120.0, 5.0
+VERSIONS_S, VERSIONS_QUICK_S = 300.0, 5.0
 BEGAN = monotonic()
 
 
@@ -98,7 +99,7 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         found += _show(figures, names)
     if "eviction" in sections:
         found += _show(eviction.measure(), names)
-    if sections & {"pipeline", "burst", "cold", "real"}:
+    if sections & {"pipeline", "burst", "versions", "cold", "real"}:
         await asyncio.to_thread(stack.start, "router", Role.ROUTER)
         await asyncio.to_thread(stack.start, "settler", Role.SETTLER)
     if "pipeline" in sections:
@@ -113,6 +114,10 @@ async def _measure(stack: Stack, names: set[str], quick: bool) -> list[Figure]:
         async with watched("cold", say):
             figures = await cold.measure(stack, say)
         found += _show(figures, names)
+    if "versions" in sections:
+        async with watched("versions", say):
+            measured = await versions.measure(stack, VERSIONS_QUICK_S if quick else VERSIONS_S, say)
+        found += _show(measured.figures, names)
     if "real" in sections:
         async with watched("real", say):
             figures = await real.measure(stack, REAL, say)

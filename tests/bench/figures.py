@@ -49,6 +49,11 @@ SECTIONS: dict[str, dict[str, Aim]] = {
         "pipeline_tokens_per_s": NO_AIM,
     },
     "burst": {"burst_p99_ratio": Aim(at_most=1.5), "burst_first_token_p99_ratio": NO_AIM},
+    "versions": {
+        "versions_foreign_evictions": Aim(at_most=0),
+        "versions_foreign_loads": Aim(at_most=0),
+        "versions_loads_per_minute": Aim(at_most=20),
+    },
     # Over its bound: quantum, longest decode in the draining slot, load and prefill, as measured in the same run.
     "cold": {"cold_first_token_s": NO_AIM, "cold_over_bound_s": Aim(at_most=2.0)},
     "real": {"real_ttft_added_ms_p50": NO_AIM, "real_throughput_ratio": NO_AIM, "real_tokens_per_s": NO_AIM},

@@ -10,6 +10,8 @@ from schemas.record import Record, decode_one_of
 from schemas.topics import Topic
 
 Kind = TypeVar("Kind", bound=Record)
+# A record and its time in the log, in milliseconds.
+Dated = tuple[int, Kind]
 
 
 @asynccontextmanager
@@ -29,11 +31,14 @@ class Found:
         self._before = before
 
     async def __call__(self, kind: type[Kind]) -> list[Kind]:
-        found: list[Kind] = []
+        return [record for _, record in await self.dated(kind)]
+
+    async def dated(self, kind: type[Kind]) -> list[Dated[Kind]]:
+        found: list[Dated[Kind]] = []
         for topic in (topic for topic in self._topics if kind in topic.records):
             for partition, start in self._before[topic.name].items():
                 async for record in read_range(self._stack.kafka("admin"), topic.name, partition, start):
                     entry = decode_one_of(topic.records, record.value)
                     if isinstance(entry, kind):
-                        found.append(entry)
+                        found.append((record.timestamp_ms, entry))
         return found

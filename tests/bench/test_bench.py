@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.figures import AIMS, SECTIONS, Figure, middle_rate, missed, quantile
 
-LINE = re.compile(r"[a-z0-9_]+ -?[0-9.e+-]+ (ratio|jobs/s|calls/s|loads|ms|tokens/s) -?[0-9.e+-]+")
+LINE = re.compile(r"[a-z0-9_]+ -?[0-9.e+-]+ (ratio|jobs/s|calls/s|loads|evictions|ms|tokens/s) -?[0-9.e+-]+")
 
 
 @pytest.mark.kafka
@@ -29,6 +29,7 @@ def test_a_quick_run_prints_one_line_per_figure(tmp_path: Path) -> None:
         *SECTIONS["eviction"],
         *SECTIONS["pipeline"],
         *SECTIONS["burst"],
+        *SECTIONS["versions"],
     ]
     assert [line.split()[0] for line in lines] == expected
     assert [figure["name"] for figure in json.loads(file.read_text())] == expected
