@@ -150,13 +150,17 @@ def _twin(pool: str, name: str) -> str:
     return f"{pool}-{name}"
 
 
+def _caller(twin: str) -> Caller:
+    return CALLERS[twin.rpartition("-")[2]]
+
+
 def _version(number: int) -> str:
     return f"v{number}"
 
 
 def _calls(clients: Mapping[str, JobClient]) -> list[tuple[JobClient, str, Caller]]:
     """Each caller's client with each of its aliases."""
-    callers = [(client, CALLERS[tenant.rpartition("-")[2]]) for tenant, client in clients.items()]
+    callers = [(client, _caller(tenant)) for tenant, client in clients.items()]
     return [(client, alias, caller) for client, caller in callers for alias in caller.aliases]
 
 
@@ -208,7 +212,7 @@ def _seen(
 ) -> Seen:
     """Every eviction from a slot counts while its owner calls: no caller ever holds more than its share or floor.
 
-    With its last job a caller's share ends, and the offender still has versions waiting then.
+    With the last job of a caller without a floor its share ends, and the offender still has versions waiting then.
     """
     own = [usage for usage in usages if usage.identity.tenant in clients]
     last_ms = {usage.identity.tenant: usage.ended_at_ms for usage in sorted(own, key=lambda usage: usage.ended_at_ms)}
@@ -217,7 +221,9 @@ def _seen(
         evictions=[
             gone
             for at, gone in evictions
-            if gone.owner in last_ms and gone.place is Place.SLOT and at <= last_ms[gone.owner]
+            if gone.owner in last_ms
+            and gone.place is Place.SLOT
+            and (_caller(gone.owner).floor or at <= last_ms[gone.owner])
         ],
         replies=replies,
         met=Counter(usage.service.residency for usage in own if usage.service is not None),
@@ -231,6 +237,8 @@ def _tell(measured: Measured, evictions: Sequence[Dated[AdapterEvicted]], say: S
             f"versions: the others {name}: {len(seen.replies)} jobs, {len(seen.failed)} not completed, met {met}; "
             f"{len(seen.loads)} loads, {len(seen.evictions)} evictions"
         )
+    others = [gone for _, gone in evictions if gone.owner != OFFENDER and gone.place is Place.SLOT]
+    say(f"versions: of the others left their slots in all: {[(gone.owner, gone.reason.value) for gone in others]}")
     own = Counter(gone.reason.value for _, gone in evictions if gone.owner == OFFENDER and gone.place is Place.SLOT)
     say(
         f"versions: the offender: {measured.offender_done} of {measured.offender_asked} jobs ran, "
