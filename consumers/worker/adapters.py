@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from consumers.engines.protocol import AdapterInUse, Artifact, HostFull, LoadFailed
 from consumers.worker.doors import Doors
@@ -19,6 +20,7 @@ from schemas.topics import ADAPTERS
 
 log = ActionLog("worker")
 
+Result = TypeVar("Result")
 # Digests that must stay in their slots, and the owners with work: asked at the moment of an eviction, not before.
 Wanted = Callable[[], frozenset[str]]
 Working = Callable[[], Mapping[str, Owner]]
@@ -118,14 +120,7 @@ class Adapters:
             build = self._doors.engine.build
             if self._closed or not self._fits(artifact, build.host_bytes - build.host_bytes // HEADROOM_PARTS):
                 raise NoSlot
-            try:
-                staged = await self._doors.engine.stage(artifact)
-            except HostFull as error:
-                raise NoSlot from error
-            except LoadFailed as error:
-                await self._fail(digest, "load_failed")
-                raise Unloadable("load_failed", "the engine refused this adapter") from error
-            self._artifacts[digest] = artifact
+            staged = await self._told(artifact, self._doors.engine.stage(artifact))
             await self._shelf.came(
                 artifact, LoadReason.PREFETCH, Place.HOST, LoadSource.STORE, staged.bytes, staged.duration_ms
             )
@@ -229,7 +224,8 @@ class Adapters:
             choice = choice or choose(owner, budget, free, units=needed)
             if choice is None:
                 raise NoSlot
-            await self._drop_copy(choice)
+            # One that is in a slot leaves that first, and is a spare copy at the next look.
+            await self._evict(choice)
 
     async def _evict(self, choice: Choice) -> bool:
         """Out of its slot, and out of host memory too where it leaves for good."""
@@ -248,13 +244,11 @@ class Adapters:
         return True
 
     async def _drop_copy(self, choice: Choice) -> bool:
+        """Of one that is in no slot."""
         digest = choice.digest
         if digest not in self._doors.engine.staged():
             return False
         began = self._doors.clock.monotonic()
-        if digest in self._doors.engine.resident():
-            await self._doors.engine.unload(digest, keep=True)
-            await self._shelf.left(choice, Place.SLOT, self._since_ms(began), kept=True)
         await self._doors.engine.unstage(digest)
         self._artifacts.pop(digest, None)
         await self._shelf.left(choice, Place.HOST, self._since_ms(began))
@@ -281,8 +275,13 @@ class Adapters:
         raise AssertionError("the last try returns or raises")
 
     async def _load(self, artifact: Artifact, reason: LoadReason) -> None:
+        loaded = await self._told(artifact, self._doors.engine.load(artifact))
+        await self._shelf.came(artifact, reason, Place.SLOT, loaded.source, loaded.bytes, loaded.duration_ms)
+
+    async def _told(self, artifact: Artifact, bringing: Awaitable[Result]) -> Result:
+        """What the engine says of a copy or a load: it is in host memory then, or nothing of it is left."""
         try:
-            loaded = await self._doors.engine.load(artifact)
+            result = await bringing
         except HostFull as error:
             raise NoSlot from error
         except LoadFailed as error:
@@ -290,7 +289,7 @@ class Adapters:
             await self._fail(artifact.digest, "load_failed")
             raise Unloadable("load_failed", "the engine refused this adapter") from error
         self._artifacts[artifact.digest] = artifact
-        await self._shelf.came(artifact, reason, Place.SLOT, loaded.source, loaded.bytes, loaded.duration_ms)
+        return result
 
     async def _fail(self, digest: str, code: str) -> None:
         self._quarantined.add(digest)
