@@ -109,14 +109,12 @@ class FakeCore:
         return check_prompt([token_id(word) for word in words], self._settings.context_max)
 
     def stage(self, artifact: Artifact, int_id: int) -> None:
-        time.sleep(self._settings.fake_stage_ms / 1000)
         self._digests[int_id] = artifact.digest
         self._bytes[int_id] = self.sizes().predicted(artifact.rank, artifact.target_modules)
         if artifact.digest in self._faults.load_hangs:
             self._faults.running.wait()
 
     def activate(self, int_id: int) -> None:
-        time.sleep(self._settings.fake_load_ms / 1000)
         self._slots.add(int_id)
         if self._digests[int_id] in self._faults.load_fails:
             raise ValueError("told to fail")

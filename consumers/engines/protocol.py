@@ -98,9 +98,6 @@ class EngineSettings:
     # A step that takes longer is stuck; no engine notices that by itself.
     step_timeout_s: float = 120.0
     fake_step_ms: float = 25.0
-    # From the store into host memory, and from there into a slot. Steps wait meanwhile, as on a real engine.
-    fake_stage_ms: float = 0.0
-    fake_load_ms: float = 0.0
 
     @property
     def copies_max(self) -> int:
@@ -214,7 +211,8 @@ class Engine(Protocol):
     async def stage(self, artifact: Artifact) -> Staged:
         """Copy an adapter into host memory and touch no slot. Nothing happens if the copy is there.
 
-        Raises `HostFull`, or `LoadFailed` after everything of the adapter was removed again. The path need not stay.
+        Raises `HostFull`, or `LoadFailed` after everything of the adapter was removed again. A copy may be mapped from
+        its files: they must not change while it is there.
         """
 
     async def unstage(self, digest: str) -> None:

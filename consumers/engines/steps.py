@@ -1,6 +1,5 @@
 """The company in which a request took its first step. Pure."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from consumers.engines.backend import Output, Outputs
@@ -25,18 +24,12 @@ class Steps:
         self._digests.pop(request_id, None)
         self._waiting.discard(request_id)
 
-    def count(self, request_ids: Collection[str]) -> Batch:
-        """One more step, in which these had a token."""
-        self._number += 1
-        return Batch(
-            number=self._number,
-            rows=len(request_ids),
-            adapters=len({self._digests[request_id] for request_id in request_ids if request_id in self._digests}),
-        )
-
     def number(self, outputs: Outputs) -> Outputs:
-        """The outputs of one step, with their batch on each first delta."""
-        batch = self.count([request_id for request_id, item in outputs if isinstance(item, Delta) and item.token_ids])
+        """The outputs of one more step, with their batch on each first delta."""
+        self._number += 1
+        served = [request_id for request_id, item in outputs if isinstance(item, Delta) and item.token_ids]
+        digests = {self._digests[request_id] for request_id in served if request_id in self._digests}
+        batch = Batch(number=self._number, rows=len(served), adapters=len(digests))
         return [self._numbered(output, batch) for output in outputs]
 
     def _numbered(self, output: Output, batch: Batch) -> Output:

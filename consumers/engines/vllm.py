@@ -99,8 +99,13 @@ def listed_of(holdings: tuple[list[int], dict[int, int]]) -> Listed:
     return Listed(slots=frozenset(slots), host=host)
 
 
-def sizes_of(modules: dict[str, int], memory: dict[str, int], settings: EngineSettings) -> Sizes:
-    return Sizes(per_rank=modules, slot_bytes=memory["slots"] // settings.slots)
+def memory_of(parts: dict[str, int], settings: EngineSettings) -> Memory:
+    return Memory(host_is_device=settings.device == "cpu", **parts)
+
+
+def sizes_of(sizes: tuple[dict[str, int], int]) -> Sizes:
+    per_rank, slot_bytes = sizes
+    return Sizes(per_rank=per_rank, slot_bytes=slot_bytes)
 
 
 class VllmCore:
@@ -140,10 +145,10 @@ class VllmCore:
         return listed_of(self._worker("holdings"))
 
     def memory(self) -> Memory:
-        return Memory(host_is_device=self._settings.device == "cpu", **self._worker("memory"))
+        return memory_of(self._worker("memory"), self._settings)
 
     def sizes(self) -> Sizes:
-        return sizes_of(self._worker("module_sizes"), self._worker("memory"), self._settings)
+        return sizes_of(self._worker("adapter_sizes"))
 
     def admit(self, request: EngineRequest, int_id: int) -> None:
         from vllm.exceptions import VLLMClientError

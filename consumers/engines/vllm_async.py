@@ -25,6 +25,7 @@ from consumers.engines.vllm import (
     engine_args,
     listed_of,
     lora_request,
+    memory_of,
     sampling,
     sizes_of,
     tokens_prompt,
@@ -107,10 +108,10 @@ class AsyncVllmBackend:
         return listed_of(await self._worker("holdings"))
 
     async def memory(self) -> Memory:
-        return Memory(host_is_device=self._settings.device == "cpu", **await self._worker("memory"))
+        return memory_of(await self._worker("memory"), self._settings)
 
     async def sizes(self) -> Sizes:
-        return sizes_of(await self._worker("module_sizes"), await self._worker("memory"), self._settings)
+        return sizes_of(await self._worker("adapter_sizes"))
 
     async def reset_cache(self) -> None:
         if not await self._llm.reset_prefix_cache(reset_running_requests=True):

@@ -15,8 +15,8 @@ class SlotReport:
 
     # Any: vLLM's model runner, whose class depends on platform and version.
     model_runner: Any
-    _workspace_bytes: int
-    _limit_bytes: int
+    # By the names of `Memory`: what does not change from the start of the engine on.
+    _fixed: dict[str, int]
 
     @property
     def _adapters(self) -> Any:
@@ -58,30 +58,32 @@ class SlotReport:
             tensor.zero_()
         if not self._on_gpu:
             give_back()
-        self._workspace_bytes = 0
-        self._limit_bytes = limit_bytes or self._all_bytes()
-        parts = self.memory()
-        claimed = parts["base_weights"] + parts["slots"] + parts["kv_cache"] + parts["fragmentation"]
-        self._workspace_bytes = max(0, parts["process"] - claimed)
+        limit = limit_bytes or self._all_bytes()
+        claimed = {
+            "base_weights": _distinct_bytes(self.model_runner.model.parameters()) + self._packed_bytes(),
+            "slots": _distinct_bytes(self._stacks()),
+            "kv_cache": _distinct_bytes(self.model_runner.kv_caches),
+        }
+        workspace = max(0, self._taken_bytes() - sum(claimed.values()) - self._free_bytes())
+        self._fixed = {**claimed, "workspace": workspace, "limit": limit}
 
     def memory(self) -> dict[str, int]:
         """Bytes by the names of `Memory`."""
-        slots = _distinct_bytes(self._stacks())
-        used = sum(int_id is not None for int_id in self._adapters.lora_index_to_id)
+        used, copies = self.holdings()
         return {
-            "base_weights": _distinct_bytes(self.model_runner.model.parameters()) + self._packed_bytes(),
-            "slots": slots,
-            "slots_used": slots * used // len(self._adapters.lora_index_to_id),
-            "host_cache": sum(self._copy_bytes(int_id) for int_id in self._adapters.list_adapters()),
-            "workspace": self._workspace_bytes,
-            "kv_cache": _distinct_bytes(self.model_runner.kv_caches),
+            **self._fixed,
+            "slots_used": self._slot_bytes * len(used),
+            "host_cache": sum(copies.values()),
             "fragmentation": self._free_bytes(),
             "process": self._taken_bytes(),
-            "limit": self._limit_bytes,
         }
 
-    def module_sizes(self) -> dict[str, int]:
-        """Bytes per rank of every module that an adapter can have, over all layers, from the slots' own tensors."""
+    @property
+    def _slot_bytes(self) -> int:
+        return self._fixed["slots"] // len(self._adapters.lora_index_to_id)
+
+    def adapter_sizes(self) -> tuple[dict[str, int], int]:
+        """Bytes per rank of every module that an adapter can have, over all layers, and of a slot: from its tensors."""
         sizes: Counter[str] = Counter()
         for name, module in self._adapters.modules.items():
             parts = self._adapters.packed_modules.get(name, [name])
@@ -89,7 +91,7 @@ class SlotReport:
             for part, *tensors in zip(parts, *sides, strict=True):
                 rank = self._adapters.lora_config.max_lora_rank
                 sizes[part.rpartition(".")[2]] += sum(tensor[0].nbytes for tensor in tensors) // rank
-        return dict(sizes)
+        return dict(sizes), self._slot_bytes
 
     def _copy_bytes(self, int_id: int) -> int:
         layers = self._adapters.get_adapter(int_id).loras.values()
