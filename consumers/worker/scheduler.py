@@ -163,11 +163,12 @@ class Scheduler:
 
     def _may_load(self, digest: str, now: float) -> bool:
         """A load is counted when it is over, so those that are on their way count beside them."""
+        if digest in self._in_host:
+            return True
         owner = self._queues[digest][0].owner
         coming = {name for name, whose in self._coming.items() if whose == owner}
         coming |= {name for name, turn in self._turns.items() if turn.owner == owner and name not in self._in_host}
-        per_minute = self._part(owner).loads_per_minute
-        return digest in self._in_host or self._limits.allows(owner, per_minute, now, len(coming - {digest}))
+        return self._limits.allows(owner, self._part(owner).loads_per_minute, now, len(coming - {digest}))
 
     def _close_turns(self) -> None:
         for digest in list(self._turns):
@@ -191,10 +192,12 @@ class Scheduler:
         if any(turn.draining for turn in self._turns.values()):
             return
         over = {digest for digest, turn in self._turns.items() if now - turn.opened_at >= self.quantum_s}
+        if not over:
+            return
         order = sorted(self._turns, key=lambda digest: self._drains_in(digest, now))
         residents = [Resident(digest=name, owner=self._turns[name].owner, score=at) for at, name in enumerate(order)]
         slots = Slots(count=self.open_max, residents=residents, working=self.working())
-        for digest in self._waiting(now, resident) if over else ():
+        for digest in self._waiting(now, resident):
             owner = self._queues[digest][0].owner
             if len(self._turns) < self.open_max and not self._at_most(owner):
                 continue

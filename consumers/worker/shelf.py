@@ -90,6 +90,7 @@ class Shelf:
         )
         if not kept:
             self._bytes.pop(digest, None)
+            self._load_ms.pop(digest, None)
         await self._doors.audit.append(digest, record)
         self._doors.metrics.count("adapter_evictions", reason=choice.reason.value)
         self._show()
