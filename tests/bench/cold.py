@@ -13,7 +13,7 @@ from infra.clock import SystemClock
 from infra.launch.stack import Stack
 from infra.settings import EngineSettings
 from producers.client import JobClient
-from producers.release import platform, publish
+from producers.release import platform
 from producers.release.desk import Desk, open_desk
 from producers.release.platform import PoolShape
 from producers.release.publish import Submission
@@ -26,6 +26,7 @@ from schemas.topics import AUDIT, METERING
 from tests.bench.children import BenchFailed, Say, measured_by
 from tests.bench.figures import Figure, quantile
 from tests.bench.plain_vllm import PlainAnswer, PlainTrace
+from tests.bench.real import admitted
 from tests.bench.records import records_since
 from tests.models import marker_adapter, tiny_base
 
@@ -189,8 +190,4 @@ async def _release(stack: Stack, desk: Desk, base: Path) -> None:
         for alias in aliases:
             number += 1
             directory = marker_adapter(base.parent / f"{tenant}-{alias}", base, number)
-            manifest = await publish.submit(
-                desk, Submission(directory=directory, tenant=tenant, alias=alias, base=BASE_NAME)
-            )
-            await publish.admit(desk, manifest, None)
-            await publish.point(desk, tenant, alias, manifest.digest)
+            await admitted(desk, Submission(directory=directory, tenant=tenant, alias=alias, base=BASE_NAME))

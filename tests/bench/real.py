@@ -50,11 +50,17 @@ async def _release(stack: Stack, desk: Desk) -> list[AdapterManifest]:
     manifests = []
     for tenant, alias in ALIASES:
         submission = Submission(directory=EXAMPLES / tenant / alias, tenant=tenant, alias=alias, base=BASE_NAME)
-        manifest = await publish.submit(desk, submission)
-        await publish.admit(desk, manifest, None)
-        await publish.point(desk, tenant, alias, manifest.digest)
-        manifests.append(manifest)
+        manifests.append(await admitted(desk, submission))
     return manifests
+
+
+async def admitted(desk: Desk, submission: Submission) -> AdapterManifest:
+    """Submit an adapter, admit it untried and point its alias at it."""
+    manifest = await publish.submit(desk, submission)
+    await publish.admit(desk, manifest, None)
+    assert submission.alias is not None
+    await publish.point(desk, submission.tenant, submission.alias, manifest.digest)
+    return manifest
 
 
 def possible() -> bool:

@@ -15,7 +15,7 @@ from consumers.engines.engine import SlotEngine
 from consumers.engines.fake import FakeEngine, Faults, marker, token_id
 from consumers.engines.protocol import Artifact, EngineKind, EngineSettings
 from consumers.engines.select import describe, make_engine
-from tests.contracts.engine_suite import CONTEXT_MAX, ROWS, SLOTS, Rig
+from tests.contracts.engine_rig import CONTEXT_MAX, ROWS, SLOTS, Rig
 from tests.models import TARGET_MODULES, marker_adapter, tiny_base, zero_adapter
 
 MARKERS = tuple(f"<m{index}>" for index in range(SLOTS + 2))

@@ -2,99 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass, field, replace
-from itertools import count
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from consumers.engines.engine import SlotEngine
 from consumers.engines.protocol import (
     AdapterInUse,
     AdapterMissing,
     Artifact,
-    Delta,
     EngineFault,
-    EngineRequest,
     FaultReason,
-    HostFull,
     LoadFailed,
     PromptInvalid,
     PromptTooLong,
     RequestInvalid,
     SlotsFull,
 )
-from schemas.audit import LoadSource
 from schemas.jobs import Message
 from schemas.replies import FinishReason
-
-SLOTS = 4
-ROWS = 32
-CONTEXT_MAX = 256
-WORDS = ["ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "zu"]
-LONG_PROMPT = " ".join(WORDS[i % len(WORDS)] for i in range(100))
-
-request_ids = count()
+from tests.contracts.engine_host_suite import HostContract
+from tests.contracts.engine_rig import CONTEXT_MAX, LONG_PROMPT, ROWS, SLOTS, Rig, mixed_batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rig:
-    """An engine with what a test needs to tell right from wrong."""
-
-    engine: SlotEngine
-    # More than there are slots; an answer under `artifacts[i]` begins with `markers[i]`.
-    artifacts: Sequence[Artifact]
-    markers: Sequence[str]
-    zero: Artifact
-    # Its load fails half-way.
-    broken: Artifact
-    # It loads, and its logits are NaN.
-    poisoned: Artifact
-    # Ids of these messages in the chat template, computed without the engine.
-    chat_ids: Callable[[str], tuple[int, ...]]
-    caches_prefixes: bool = True
-    solo: dict[tuple[str, str, int], str] = field(default_factory=dict)
-
-    def request(self, artifact: Artifact, prompt: str = "ba de fi", **changes: Any) -> EngineRequest:
-        """Any: the fields of a request."""
-        fields: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "cache_salt": "salt"} | changes
-        fields.setdefault("request_id", f"request-{next(request_ids)}")
-        return EngineRequest(digest=artifact.digest, prompt_ids=self.engine.encode(prompt), **fields)
-
-    async def deltas(self, artifact: Artifact, prompt: str = "ba de fi", **changes: Any) -> list[Delta]:
-        return [delta async for delta in self.engine.generate(self.request(artifact, prompt, **changes))]
-
-    async def answer(self, artifact: Artifact, prompt: str = "ba de fi", **changes: Any) -> str:
-        return "".join(delta.text for delta in await self.deltas(artifact, prompt, **changes))
-
-    async def alone(self, artifact: Artifact, prompt: str, max_tokens: int) -> str:
-        """The answer with nothing beside it: what a mixed batch must reproduce."""
-        key = (artifact.digest, prompt, max_tokens)
-        if key not in self.solo:
-            self.solo[key] = await self.answer(artifact, prompt, max_tokens=max_tokens, cache_salt=f"solo {key}")
-        return self.solo[key]
-
-    async def load(self, *artifacts: Artifact) -> None:
-        for artifact in artifacts:
-            await self.engine.load(artifact)
-
-
-async def mixed_batch(rig: Rig) -> list[tuple[str, str]]:
-    """(answer in a batch of 28 uneven rows over three adapters and the zero adapter, answer alone)."""
-    members = [*rig.artifacts[:3], rig.zero]
-    await rig.load(*members)
-    rows = [(members[i % 4], " ".join(WORDS[: 1 + i % 13]), 3 + (7 * i) % 17) for i in range(28)]
-    alone = [await rig.alone(*row) for row in rows]
-    together = await asyncio.gather(
-        *(rig.answer(a, p, max_tokens=n, cache_salt=f"mixed {i}") for i, (a, p, n) in enumerate(rows))
-    )
-    return list(zip(together, alone, strict=True))
-
-
-class EngineContract:
+class EngineContract(HostContract):
     """What every engine must do. Each test starts with empty slots."""
 
     @pytest_asyncio.fixture(loop_scope="class", autouse=True)
@@ -157,68 +90,6 @@ class EngineContract:
         assert first.bytes > 0
         assert again.duration_ms == 0
         assert rig.engine.resident() == {rig.artifacts[0].digest}
-
-    async def test_a_copy_in_host_memory_takes_no_slot_and_serves_nobody(self, rig: Rig) -> None:
-        await rig.load(*rig.artifacts[:SLOTS])
-        staged = await rig.engine.stage(rig.artifacts[SLOTS])
-        assert staged.bytes > 0
-        assert (await rig.engine.stage(rig.artifacts[SLOTS])).duration_ms == 0
-        assert rig.engine.resident() == {artifact.digest for artifact in rig.artifacts[:SLOTS]}
-        assert rig.engine.staged() == {artifact.digest for artifact in rig.artifacts[: SLOTS + 1]}
-        with pytest.raises(AdapterMissing):
-            await rig.answer(rig.artifacts[SLOTS])
-
-    async def test_an_adapter_comes_back_from_host_memory_with_the_same_answers(self, rig: Rig) -> None:
-        first, second = rig.artifacts[:2]
-        await rig.load(first)
-        before = await rig.answer(first, cache_salt="before")
-        await rig.engine.unload(first.digest, keep=True)
-        assert not rig.engine.resident()
-        assert rig.engine.staged() == {first.digest}
-        await rig.load(second)
-        assert (await rig.answer(second)).startswith(rig.markers[1])
-        loaded = await rig.engine.load(first)
-        assert loaded.source is LoadSource.HOST
-        assert await rig.answer(first, cache_salt="after") == before
-
-    async def test_a_copy_in_a_slot_is_not_unstaged(self, rig: Rig) -> None:
-        await rig.load(rig.artifacts[0])
-        with pytest.raises(AdapterInUse):
-            await rig.engine.unstage(rig.artifacts[0].digest)
-        await rig.engine.unload(rig.artifacts[0].digest, keep=True)
-        await rig.engine.unstage(rig.artifacts[0].digest)
-        assert not (await rig.engine._backend.listed()).host
-
-    async def test_copies_beyond_the_host_bytes_are_refused_and_nothing_is_lost(self, rig: Rig) -> None:
-        first = await rig.engine.stage(rig.artifacts[0])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rig.engine._residents, "_settings", replace(rig.engine._settings, host_bytes=first.bytes))
-            with pytest.raises(HostFull):
-                await rig.engine.stage(rig.artifacts[1])
-            assert len((await rig.engine._backend.listed()).host) == 1
-            await rig.engine.unstage(rig.artifacts[0].digest)
-            await rig.load(rig.artifacts[1])
-
-    async def test_bytes_are_predicted_from_rank_and_modules_within_five_percent(self, rig: Rig) -> None:
-        for artifact in rig.artifacts[:3]:
-            rig.engine.sizes.measured.clear()
-            predicted = rig.engine.sizes.predicted(artifact.rank, artifact.target_modules)
-            staged = await rig.engine.stage(artifact)
-            assert predicted == pytest.approx(staged.bytes, rel=0.05)
-            assert rig.engine.sizes.predicted(artifact.rank, artifact.target_modules) == staged.bytes
-
-    async def test_memory_is_accounted_for_while_adapters_come_and_go(self, rig: Rig) -> None:
-        empty = await rig.engine.memory()
-        assert (empty.host_cache, empty.slots_used, empty.staging) == (0, 0, 0)
-        for turn in range(12):
-            artifact = rig.artifacts[turn % SLOTS]
-            loaded = await rig.engine.load(artifact)
-            await rig.answer(artifact, LONG_PROMPT, max_tokens=3)
-            memory = await rig.engine.memory()
-            assert memory.host_cache >= loaded.bytes
-            assert abs(memory.unexplained) <= 0.05 * memory.process
-            await rig.engine.unload(artifact.digest, keep=turn % 2 == 0)
-        assert memory.process < memory.limit
 
     async def test_unloading_what_is_not_resident_does_nothing(self, rig: Rig) -> None:
         await rig.engine.unload(rig.artifacts[0].digest)
@@ -400,12 +271,6 @@ class EngineContract:
         members = [rig.artifacts[0], rig.zero] * 12
         answers = await asyncio.gather(*(rig.answer(a, LONG_PROMPT, max_tokens=6) for a in members))
         assert answers == [await rig.alone(a, LONG_PROMPT, 6) for a in members]
-
-
-def core_of(rig: Rig) -> Any:
-    """Any: the inside of an engine that lives on a thread, for breaking it."""
-    backend: Any = rig.engine._backend
-    return backend._core
 
 
 class ThreadContract(EngineContract):

@@ -10,8 +10,9 @@ import pytest_asyncio
 from consumers.engines.fake import Faults
 from consumers.engines.protocol import EngineKind
 from consumers.engines.select import engine_environment
+from tests.contracts.engine_rig import Rig, core_of
 from tests.contracts.engine_rigs import fake_rig, real_rig
-from tests.contracts.engine_suite import EngineContract, Rig, ThreadContract, core_of
+from tests.contracts.engine_suite import EngineContract, ThreadContract
 
 
 @pytest_asyncio.fixture(loop_scope="class", scope="class")

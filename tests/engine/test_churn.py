@@ -11,8 +11,8 @@ import pytest
 from consumers.engines.protocol import Artifact, Loaded
 from consumers.engines.select import engine_environment
 from schemas.audit import LoadSource
+from tests.contracts.engine_rig import SLOTS, Rig, core_of
 from tests.contracts.engine_rigs import real_rig
-from tests.contracts.engine_suite import SLOTS, Rig, core_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 

@@ -21,8 +21,8 @@ from consumers.engines.protocol import EngineFault, LoadFailed, RequestInvalid
 from consumers.engines.residents import Listed
 from consumers.engines.select import engine_environment
 from consumers.engines.vllm import lora_request
+from tests.contracts.engine_rig import SLOTS, Rig, core_of
 from tests.contracts.engine_rigs import placed, real_rig
-from tests.contracts.engine_suite import SLOTS, Rig, core_of
 from tests.models import marker_adapter
 
 pytestmark = [

@@ -8,8 +8,8 @@ import pytest
 
 from consumers.engines.fake import Faults
 from consumers.engines.protocol import Delta, EngineDead, EngineRequest, RequestInvalid
+from tests.contracts.engine_rig import Rig, core_of
 from tests.contracts.engine_rigs import fake_rig
-from tests.contracts.engine_suite import Rig, core_of
 
 
 @pytest.fixture

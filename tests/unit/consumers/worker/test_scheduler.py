@@ -1,10 +1,7 @@
 """The scheduler: who may be in the engine, and who starts next."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
-from typing import Any
 
 from consumers.worker.plan import Entry, Part
 from consumers.worker.scheduler import Scheduler
@@ -12,47 +9,9 @@ from ledger.fairness import jain
 from schemas.jobs import JobClass
 from schemas.record import Coordinates
 from schemas.service import WaitReason
-from tests.factories import make_job, make_manifest, make_registry, make_world
+from tests.factories import make_manifest
 from tests.routes import make_route
-
-DIGESTS = [f"sha256:{number:064x}" for number in range(10)]
-_numbers: Iterator[int] = count()
-
-
-def entry(digest: str, queued_at: float = 0.0, alone: bool = False) -> Entry:
-    request = make_route(REGISTRY, make_job())
-    identity = request.route.identity.model_copy(update={"adapter": digest})
-    return Entry(
-        request=Coordinates(topic="requests.main", partition=0, offset=next(_numbers)),
-        route=request.route.model_copy(update={"identity": identity}),
-        job=request.job,
-        queued_at=queued_at,
-        expires_at=1000.0,
-        alone=alone,
-    )
-
-
-REGISTRY = make_registry(make_world())
-
-
-def start(scheduler: Scheduler, now: float, resident: set[str]) -> list[Entry]:
-    """Follow a plan as the loop does, with loads that succeed at once."""
-    started: list[Entry] = []
-    for _ in range(20):
-        plan = scheduler.plan(now, resident)
-        for item in plan.start:
-            scheduler.withdraw([item.entry])
-            scheduler.started(item.entry)
-            started.append(item.entry)
-        if plan.load is None:
-            break
-        if len(resident) >= scheduler.open_max:
-            free = resident - scheduler.wanted()
-            assert free, "a digest that is open has a slot to take"
-            resident.discard(min(free))
-        resident.add(plan.load)
-    assert scheduler.running or not scheduler.queued_count, "work waits while nothing runs"
-    return started
+from tests.scheduling import DIGESTS, REGISTRY, entry, of_tenant, start
 
 
 def test_jobs_of_two_digests_run_side_by_side_where_the_engine_mixes_them() -> None:
@@ -149,14 +108,6 @@ def test_an_entry_keeps_the_routes_identity_unchanged() -> None:
     assert held.digest == request.route.identity.adapter
 
 
-def of_tenant(tenant: str, digest: str, queued_at: float = 0.0, tokens: int = 16, **fields: Any) -> Entry:
-    held = entry(digest, queued_at)
-    identity = held.route.identity.model_copy(update={"tenant": tenant})
-    limits = held.route.limits.model_copy(update={"tokens_max": tokens})
-    route = held.route.model_copy(update={"identity": identity, "limits": limits})
-    return replace(held, route=route, owner=tenant, **fields)
-
-
 def test_the_tenant_that_was_served_least_starts_next() -> None:
     scheduler, resident = Scheduler(open_max=2, rows=4), {DIGESTS[0], DIGESTS[1]}
     for number in range(8):
@@ -238,17 +189,6 @@ def test_what_a_job_waited_for_longest_is_told_with_the_company_it_starts_in() -
     assert (start.waited_for, start.load_ms) == (WaitReason.SLOT, 40)
 
 
-def test_an_owner_that_loaded_too_often_waits_for_its_quota_and_holds_no_slot_meanwhile() -> None:
-    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
-    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0)
-    scheduler.add(of_tenant("acme", DIGESTS[0]))
-    scheduler.add(of_tenant("globex", DIGESTS[1]))
-    plan = scheduler.plan(1.0, set())
-    assert plan.load == DIGESTS[1]
-    assert scheduler.wanted() == {DIGESTS[1]}
-    assert scheduler.plan(61.0, {DIGESTS[1]}).load == DIGESTS[0]
-
-
 def test_an_owner_with_as_many_adapters_as_it_may_have_takes_turns_with_itself() -> None:
     scheduler, resident = Scheduler(open_max=3, rows=6, parts={"acme": Part(resident_max=1)}), set[str]()
     for number in range(2):
@@ -275,90 +215,3 @@ def test_twenty_tenants_on_four_slots_are_each_served() -> None:
         scheduler.ended(scheduler.running[step % len(scheduler.running)], completion_tokens=16)
     assert len(served) == 20
     assert jain(served.values()) > 0.9
-
-
-def decoding(digest: str, tokens_max: int, queued_at: float = 0.0) -> Entry:
-    made = entry(digest, queued_at)
-    limits = made.route.limits.model_copy(update={"tokens_max": tokens_max})
-    return replace(made, route=made.route.model_copy(update={"limits": limits}))
-
-
-def cold_wait(lengths: list[int], step_s: float = 0.025) -> float:
-    """Seconds until a cold digest starts beside hot ones whose jobs have these lengths and never end to come."""
-    scheduler, resident, left = Scheduler(open_max=len(lengths), rows=32), set[str](), dict[Coordinates, int]()
-    hot, cold, came, now = DIGESTS[: len(lengths)], DIGESTS[9], 2.0, 0.0
-    while now < 60.0:
-        for digest, length in zip(hot, lengths, strict=True):
-            while sum(e.digest == digest for e in scheduler.queued) < 2:
-                scheduler.add(decoding(digest, length, now))
-        if now >= came and not any(e.digest == cold for e in scheduler.queued):
-            scheduler.add(decoding(cold, 8, now))
-        for started in start(scheduler, now, resident):
-            if started.digest == cold:
-                return now - came
-            left[started.request] = started.route.limits.tokens_max
-        for running in scheduler.running:
-            left[running.request] -= 1
-            if not left[running.request]:
-                scheduler.ended(running, running.route.limits.tokens_max)
-        now += step_s
-    raise AssertionError("the newcomer never starts")
-
-
-def test_a_long_decode_does_not_hold_up_a_newcomer_where_a_shorter_one_can_drain() -> None:
-    # The digest with the long decodes opened first: by age alone it drains, and the newcomer waits for 10.4 s.
-    assert cold_wait([400, 16, 16, 16]) < 1.0
-    assert cold_wait([48, 32, 24, 16]) < 1.0
-
-
-def test_a_digest_that_held_its_slot_for_long_drains_whatever_it_decodes() -> None:
-    scheduler = Scheduler(open_max=2, rows=8)
-    for digest, tokens in ((DIGESTS[0], 400), (DIGESTS[1], 16)):
-        scheduler.add(decoding(digest, tokens))
-        scheduler.add(decoding(digest, tokens))
-    resident: set[str] = set()
-    start(scheduler, 0.0, resident)
-    assert scheduler._drains_in(DIGESTS[1], 9.9) < scheduler._drains_in(DIGESTS[0], 9.9)
-    assert scheduler._drains_in(DIGESTS[0], 10.1) == scheduler._drains_in(DIGESTS[1], 10.1)
-
-
-def test_digests_that_wait_are_brought_near_in_the_order_of_their_turns() -> None:
-    scheduler, resident = Scheduler(open_max=1, rows=2), {DIGESTS[0]}
-    for number, digest in enumerate(DIGESTS[:4]):
-        scheduler.add(entry(digest, queued_at=float(number)))
-    start(scheduler, 0.0, resident)
-    assert scheduler.plan(0.1, resident).prefetch == tuple(DIGESTS[1:4])
-
-
-def test_what_is_in_host_memory_needs_no_load_from_the_store() -> None:
-    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
-    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0)
-    scheduler.add(of_tenant("acme", DIGESTS[0]))
-    assert scheduler.plan(1.0, set()).load is None
-    assert scheduler.plan(1.1, set(), {DIGESTS[0]}).load == DIGESTS[0]
-
-
-def test_a_copy_from_host_memory_is_no_load_from_the_store() -> None:
-    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
-    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0, from_store=False)
-    scheduler.add(of_tenant("acme", DIGESTS[0]))
-    assert scheduler.plan(1.0, set()).load == DIGESTS[0]
-
-
-def test_turns_that_open_together_load_no_more_than_their_owner_may() -> None:
-    scheduler = Scheduler(open_max=4, rows=4, parts={"acme": Part(loads_per_minute=2)})
-    scheduler.loaded(DIGESTS[5], "acme", 1, 0.0)
-    for digest in DIGESTS[:3]:
-        scheduler.add(of_tenant("acme", digest))
-    plan = scheduler.plan(1.0, set())
-    assert scheduler.wanted() == {plan.load}
-    assert plan.prefetch == ()
-
-
-def test_a_load_counts_before_it_is_over() -> None:
-    scheduler = Scheduler(open_max=2, rows=4, parts={"acme": Part(loads_per_minute=1)})
-    scheduler.coming(DIGESTS[5], "acme")
-    scheduler.add(of_tenant("acme", DIGESTS[0]))
-    assert scheduler.plan(1.0, set()).load is None
-    scheduler.came(DIGESTS[5])
-    assert scheduler.plan(1.0, set()).load == DIGESTS[0]
