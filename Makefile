@@ -4,6 +4,8 @@
 SHELL := bash
 BIN := .venv/bin
 SETUP := @scripts/setup.sh
+# Two at a time, each with services of its own: most tests wait, for a session to end or a process to start.
+SPREAD := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -20,11 +22,12 @@ check:  ## format, lint, types, rooms
 
 test-fast:  ## tests that need no service and no engine
 	$(SETUP) tools
-	$(BIN)/pytest -q -m "not kafka and not redis and not engine and not slow"
+	$(SPREAD) -q -m "not kafka and not redis and not engine and not slow"
 
 test:  ## every test, on a real Kafka, Redis and engine
 	$(SETUP) engines kafka redis model
-	$(BIN)/pytest
+	$(SPREAD) -m "not alone"
+	$(BIN)/pytest -m alone
 
 demo:  ## the whole product on one machine, with a real model
 	$(SETUP) engines kafka redis model

@@ -289,6 +289,8 @@ class Status:
     windows: dict[str, int] = field(default_factory=dict)
     references: dict[str, int] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)
+    #: When that was, on the ledger's clock.
+    now_us: int = field(default=0, compare=False)
 
 
 Remembered = Granted | Refused | BodyDiffers | TakenBack | Ended

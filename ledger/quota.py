@@ -211,6 +211,7 @@ class Books(Holdings):
             windows=Counter(row.window for row in held.values()),
             references=Counter(row.digest for row in held.values()),
             spent={tenant: self.spent(tenant, now_us) for tenant in self.recent(0)},
+            now_us=now_us,
         )
 
     def fairness(self, now_us: int) -> dict[str, int]:

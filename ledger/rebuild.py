@@ -209,14 +209,16 @@ async def check(kafka: KafkaSettings, redis: Redis) -> list[str]:
     if not status.open:
         return ["the ledger is closed"]
     await Log(kafka, await gate.now_us()).read_on(fold)
-    live, now_us = await gate.rows(), await gate.now_us()
-    return differences(live, fold.rows(now_us), now_us) + miscounted(await Ledger(redis).status(), live, now_us)
+    # Counts before rows, and both as of the counts' time: a lease that ends between the two is no difference.
+    status = await Ledger(redis).status()
+    live = await gate.rows()
+    return differences(live, fold.rows(status.now_us), status.now_us) + miscounted(status, live)
 
 
-def miscounted(status: Status, live: dict[str, Row], now_us: int) -> list[str]:
+def miscounted(status: Status, live: dict[str, Row]) -> list[str]:
     """One sentence for each sum that is not that of the rows."""
     books = Books(rows=live, is_open=True, epoch=status.epoch)
-    derived = books.status(now_us)
+    derived = books.status(status.now_us)
     found = [
         f"{name}: {getattr(status, name)} is counted, the rows hold {dict(getattr(derived, name))}"
         for name in ("tenants", "adapters", "windows", "references")

@@ -158,7 +158,7 @@ class Ledger:
         answer = await self._call("status", "", STATUS_SWEEP_MAX)
         if answer[0] == b"closed":
             return Status(open=False, epoch=0, leases=0)
-        _, _, is_open, epoch, leases, _, counts, spent = answer
+        _, _, is_open, epoch, leases, now_us, counts, spent = answer
         held = _counts(counts)
         return Status(
             open=is_open == b"1",
@@ -169,6 +169,7 @@ class Ledger:
             windows=_named(held, "w|"),
             references=_named(held, "r|"),
             spent=_spent(spent),
+            now_us=int(now_us),
         )
 
     async def fairness(self) -> dict[TenantId, int] | Closed:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from infra.launch.plan import StackOptions
 from infra.launch.processes import free_port
@@ -23,6 +24,10 @@ from infra.settings import RedisSettings
 from tests.factories import IN_WORDS
 
 MARKED_BY_FIXTURE = {"stack": "kafka", "redis_server": "redis"}
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("switchyard", deadline=None)
+settings.load_profile("switchyard")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ from tests.bench import burst
 from tests.factories import IN_WORDS, pool_of
 from tests.world import make_world_on
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 # Long enough for the engine to be full of the flood many times over.
 SECONDS = 12.0

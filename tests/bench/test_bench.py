@@ -15,6 +15,7 @@ LINE = re.compile(r"[a-z0-9_]+ -?[0-9.e+-]+ (ratio|jobs/s|calls/s|loads|eviction
 
 @pytest.mark.kafka
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_quick_run_prints_one_line_per_figure(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

@@ -43,6 +43,7 @@ from tests.fakes_ledger import at, make_admission, make_admitted, make_decision,
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 _names = count(1)
+ENDINGS = 300
 
 
 class System:
@@ -191,6 +192,17 @@ async def test_the_check_finds_nothing_at_rest_and_names_what_was_tampered_with(
     body, tenants = await check(system.kafka, system.redis)
     assert f"job {system.tenant}/job-7: body is 'another'" in body
     assert tenants.startswith("tenants:")
+
+
+async def test_leases_that_end_while_the_check_looks_are_no_difference(system: System) -> None:
+    """One every few milliseconds: some end between any two questions that a check asks."""
+    ends_ms = first_ms = SystemClock().now_ms() + 2_000
+    for number in range(ENDINGS):
+        ends_ms = first_ms + number * 5
+        decision = make_decision(system.tenant, job_class=JobClass.BATCH, expires_at_ms=ends_ms)
+        await system.admit(make_admission(f"job-{number}", decision, concurrency_max=9999, window_max=9999, grace_ms=0))
+    while SystemClock().now_ms() < ends_ms:
+        assert await check(system.kafka, system.redis) == []
 
 
 async def test_an_epoch_that_only_the_log_knows_is_never_given_again(system: System) -> None:

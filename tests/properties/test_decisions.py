@@ -53,7 +53,7 @@ entries = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     more=entries,
     tenant=st.sampled_from(TENANTS),

@@ -129,4 +129,4 @@ class LedgerLaws(RuleBasedStateMachine):
 
 
 TestLedgerLaws = LedgerLaws.TestCase
-TestLedgerLaws.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestLedgerLaws.settings = settings(max_examples=150, stateful_step_count=50)

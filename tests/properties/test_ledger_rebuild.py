@@ -90,7 +90,7 @@ class System:
 
 
 @given(steps=STEPS, shuffler=st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_log_folded_in_any_order_and_twice_is_what_the_ledger_holds(
     steps: list[tuple[str, int]], shuffler: Random
 ) -> None:

@@ -19,7 +19,7 @@ workings = st.dictionaries(owners, st.builds(Owner, weight=st.integers(1, 1000),
 
 
 @given(newcomer=owners, raw=residents, working=workings, data=st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_whoever_leaves_was_free_and_above_what_is_its_owners(
     newcomer: str, raw: list[tuple[str, float, bool]], working: dict[str, Owner], data: st.DataObject
 ) -> None:
@@ -48,7 +48,7 @@ def test_whoever_leaves_was_free_and_above_what_is_its_owners(
 
 
 @given(raw=residents, working=workings)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_owner_below_its_share_is_served_while_anything_free_is_borrowed(
     raw: list[tuple[str, float, bool]], working: dict[str, Owner]
 ) -> None:
