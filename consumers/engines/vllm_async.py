@@ -19,6 +19,7 @@ from consumers.engines.protocol import (
     RequestInvalid,
 )
 from consumers.engines.residents import Listed
+from consumers.engines.steps import Steps
 from consumers.engines.text import BaseText
 from consumers.engines.vllm import (
     delta_of,
@@ -33,6 +34,7 @@ from consumers.engines.vllm import (
 from schemas.jobs import Message
 
 if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.async_llm import AsyncLLM
 
 # vLLM tells nobody that its core died until somebody asks.
@@ -49,11 +51,15 @@ class AsyncVllmBackend:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._cleansing: asyncio.Task[None] | None = None
         self._progress_s = 0.0
+        self._steps = Steps()
         self._closing = AsyncExitStack()
 
     async def start(self, deliver: Deliver, die: Die) -> None:
         self._deliver, self._die = deliver, die
         self._llm: AsyncLLM = await asyncio.to_thread(self._build)
+        # What its core sends of one step comes in one message, of which `generate` gives everybody only his part.
+        self._receive = self._llm.engine_core.get_output_async
+        self._llm.engine_core.get_output_async = self._received
         self._closing.push_async_callback(asyncio.to_thread, self._llm.shutdown)
         # The first use of this is a call to the core, which would hang in a request if the core had died by then.
         await self._llm.get_supported_tasks()
@@ -67,6 +73,15 @@ class AsyncVllmBackend:
 
         self._text = BaseText(self._settings.base_dir, self._settings.context_max)
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(self._settings)))
+
+    async def _received(self) -> "EngineCoreOutputs":
+        message = await self._receive()
+        # By vLLM's own ids. It forgets a request that was aborted before it looks at the message.
+        known = self._llm.output_processor.request_states
+        served = [output.request_id for output in message.outputs if output.new_token_ids]
+        if served:
+            self._steps.count(known[own_id].external_req_id for own_id in served if own_id in known)
+        return message
 
     async def stop(self) -> None:
         for task in self._requests.values():
@@ -120,6 +135,7 @@ class AsyncVllmBackend:
     def submit(self, request: EngineRequest, int_id: int) -> None:
         if not self._requests:
             self._progress_s = time.monotonic()
+        self._steps.begin(request)
         task = asyncio.create_task(self._run(request, int_id))
         self._requests[request.request_id] = task
         task.add_done_callback(partial(self._ended, request.request_id))
@@ -135,7 +151,7 @@ class AsyncVllmBackend:
             async for output in outputs:
                 self._progress_s = time.monotonic()
                 item = delta_of(output)
-                self._deliver([(request.request_id, item)])
+                self._deliver([self._steps.numbered((request.request_id, item))])
                 if isinstance(item, EngineError):
                     self._cleanse()
                     break
@@ -145,6 +161,7 @@ class AsyncVllmBackend:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         del self._requests[request_id]
+        self._steps.end(request_id)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, EngineDeadError):
             self._die("vLLM's engine core died")

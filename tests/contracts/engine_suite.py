@@ -25,9 +25,10 @@ from schemas.jobs import Message
 from schemas.replies import FinishReason
 from tests.contracts.engine_host_suite import HostContract
 from tests.contracts.engine_rig import CONTEXT_MAX, LONG_PROMPT, ROWS, SLOTS, Rig, mixed_batch
+from tests.contracts.engine_step_suite import StepContract
 
 
-class EngineContract(HostContract):
+class EngineContract(HostContract, StepContract):
     """What every engine must do. Each test starts with empty slots."""
 
     @pytest_asyncio.fixture(loop_scope="class", autouse=True)
