@@ -22,6 +22,7 @@ ENGINE = EngineSettings(kind="fake", slots=2, rows=4, step_ms=50)
 # At 50 ms a token: still running when its service is gone, and before a stale view is noticed.
 LONG, LONGER = 80, 260
 TENANT = "outage"
+GONE = "gone"
 
 Final = JobCompleted | JobFailed | JobRejected
 Streamed = TypeVar("Streamed", TokensGenerated, JobWaiting)
@@ -112,6 +113,8 @@ class Scene:
                 return str(answer.read().decode().strip())
         except urllib.error.HTTPError as error:
             return error.read().decode().strip()
+        except OSError:
+            return GONE
 
     async def look_back(self, seen: Seen) -> Seen:
         """Wait until nothing is held any more, and count every job's answers."""

@@ -9,7 +9,8 @@ from confluent_kafka import Producer
 
 from schemas.topics import TENANTS
 from tests.factories import make_job
-from tests.outage_scene import ENGINE, LONGER, TENANT, Scene, Seen, first
+from tests.outage_scene import ENGINE, GONE, LONGER, TENANT, Scene, Seen, first
+from tests.routing import until
 
 WAIT_S = 60.0
 # Two for each row of the one worker.
@@ -103,6 +104,41 @@ async def kafka_is_away(scene: Scene) -> Seen:
     return await scene.look_back(seen)
 
 
+async def kafka_is_killed(scene: Scene) -> Seen:
+    """With jobs at every stage. What ends is started again at once, as `switchyard up` does."""
+    seen, stack = Seen(), scene.stack
+    ended, answered = stack.ended(), await scene.finals()
+    running = await scene.start_long(LONGER)
+    producer = Producer({**stack.file.kafka(TENANT).librdkafka(), "log_level": 2})
+    late, burst = make_job(alias="a"), [make_job(alias="a") for _ in range(WINDOW)]
+    await scene.routing.jobs(*burst)
+    stack.processes["kafka"].kill()
+    producer.produce(f"jobs.{TENANT}", late.encode())
+    seen.router = await scene.says(scene.router, lambda sentence: "stale" in sentence or sentence == GONE)
+    seen.worker = await scene.says(scene.worker, lambda sentence: "stale" in sentence or sentence == GONE)
+    seen.taken = await asyncio.to_thread(producer.flush, 0.1) == 0
+    await asyncio.to_thread(lambda: stack.restart("kafka").wait_ready())
+    waiting = [running, late, *burst]
+
+    async def all_answered() -> bool:
+        for name, code in stack.ended().items():
+            if name not in ended:
+                seen.codes.append(code)
+                await asyncio.to_thread(stack.restart, name)
+        return {job.job_id for job in waiting} <= {reply.job_id for reply in await scene.finals()}
+
+    await until(all_answered)
+    seen.ran, *seen.told = [await scene.final(job) for job in waiting]
+    assert (await scene.finals())[: len(answered)] == answered, "what was answered before is still there"
+    for name in (scene.router, scene.worker):
+        await scene.says(name, READY)
+    again = make_job(alias="a")
+    await scene.routing.jobs(again)
+    seen.after.append(await scene.final(again))
+    assert await asyncio.to_thread(producer.flush, WAIT_S) == 0
+    return await scene.look_back(seen)
+
+
 async def the_worker_is_killed(scene: Scene) -> Seen:
     seen, routing = Seen(), scene.routing
     running = await scene.start_long()
@@ -163,6 +199,7 @@ OUTAGES: dict[str, Callable[[Scene], Coroutine[Any, Any, Seen]]] = {
     "redis gone": redis_is_gone,
     "redis silent": redis_is_silent,
     "kafka": kafka_is_away,
+    "kafka killed": kafka_is_killed,
     "worker killed": the_worker_is_killed,
     "worker stopped": the_worker_is_stopped,
     "registry": the_registry_cannot_be_read,

@@ -13,7 +13,7 @@ from infra.launch.stack import running_stack
 from schemas.jobs import RejectReason
 from schemas.replies import JobCompleted, JobFailed, JobRejected
 from tests.factories import IN_WORDS
-from tests.outage_scene import Seen, scene_on
+from tests.outage_scene import GONE, Seen, scene_on
 from tests.outages import OUTAGES, WINDOW
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -120,6 +120,27 @@ def test_kafka_what_is_told(seen: Look) -> None:
 
 def test_kafka_return(seen: Look) -> None:
     assert seen("kafka").in_order
+
+
+def test_kafka_killed_what_runs(seen: Look) -> None:
+    assert isinstance(seen("kafka killed").ran, JobCompleted)
+
+
+def test_kafka_killed_admission(seen: Look) -> None:
+    assert "stale" in seen("kafka killed").router or seen("kafka killed").router == GONE
+    assert "stale" in seen("kafka killed").worker or seen("kafka killed").worker == GONE
+
+
+def test_kafka_killed_what_is_told(seen: Look) -> None:
+    assert not seen("kafka killed").taken
+    told = seen("kafka killed").told
+    assert len(told) == WINDOW + 1
+    assert all(isinstance(reply, JobCompleted) or (isinstance(reply, JobRejected) and reply.retryable) for reply in told)
+
+
+def test_kafka_killed_return(seen: Look) -> None:
+    assert seen("kafka killed").in_order
+    assert set(seen("kafka killed").codes) <= {1}, "who ended said why, and was started again"
 
 
 def test_worker_killed_what_runs(seen: Look) -> None:
