@@ -6,7 +6,7 @@ does not install them.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -158,9 +158,13 @@ class PeftCore:
             self._model.delete_adapter(_name(int_id))
 
     def listed(self) -> Listed:
-        names = [name for name in self._model.peft_config if name != SCAFFOLD]
-        host = {int(name.removeprefix("slot")): sum(self._weights(name).values()) for name in names}
-        return Listed(slots=frozenset(self._slots), host=host)
+        host = dict.fromkeys((name for name in self._model.peft_config if name != SCAFFOLD), 0)
+        for _, name, size in self._weights():
+            if name in host:
+                host[name] += size
+        return Listed(
+            slots=frozenset(self._slots), host={int(name.removeprefix("slot")): size for name, size in host.items()}
+        )
 
     def memory(self) -> Memory:
         host = sum(self.listed().host.values())
@@ -180,13 +184,17 @@ class PeftCore:
     def sizes(self) -> Sizes:
         """The scaffold has rank 1 and every module: its weights are the table."""
         per_rank: Counter[str] = Counter()
-        for key, size in self._weights(SCAFFOLD).items():
-            per_rank[key.partition(".lora_")[0].rpartition(".")[2]] += size
+        for module, name, size in self._weights():
+            if name == SCAFFOLD:
+                per_rank[module] += size
         return Sizes(per_rank=per_rank)
 
-    def _weights(self, name: str) -> dict[str, int]:
-        found = self._model.named_parameters()
-        return {key: p.nbytes for key, p in found if f".{name}." in key and p is not None}
+    def _weights(self) -> Iterator[tuple[str, str, int]]:
+        """Module, adapter and bytes of everything that adapters have, in one walk: `…q_proj.lora_A.slot3.weight`."""
+        for key, weight in self._model.named_parameters():
+            module, found, rest = key.partition(".lora_")
+            if found:
+                yield module.rpartition(".")[2], rest.split(".")[1], weight.nbytes
 
     def _kv_bytes(self) -> int:
         layers = self._batch.cache.layers if self._batch else []
