@@ -21,6 +21,8 @@ WATCH_S = 2.0
 # Parts of the limit. Between the marks nothing changes, so that rows do not flutter.
 HIGH, LOW = 0.90, 0.80
 REPORT = "memory.json"
+# What has not changed is written again after this, so that the report's age tells a worker that no longer looks.
+REPORT_AGE_MAX_MS = 60_000
 
 
 @dataclass
@@ -47,6 +49,7 @@ class MemoryWatch:
         self._allow = allow
         rows = doors.engine.build.rows
         self._mark = Watermark(rows_max=rows, rows=rows)
+        self._written: MemoryReport | None = None
 
     async def run(self) -> None:
         while self._doors.engine.healthy():
@@ -65,11 +68,14 @@ class MemoryWatch:
         for part in MEMORY_PARTS:
             self._doors.metrics.set("memory_bytes", getattr(memory, part), part=part)
         self._doors.metrics.set("memory_rows", rows)
-        await asyncio.to_thread(self._write, memory, rows)
+        report = self._report(memory, rows)
+        if is_news(report, self._written):
+            await asyncio.to_thread(write_private, self.path, report.model_dump_json(indent=1).encode())
+            self._written = report
 
-    def _write(self, memory: Memory, rows: int) -> None:
+    def _report(self, memory: Memory, rows: int) -> MemoryReport:
         engine = self._doors.engine
-        report = MemoryReport(
+        return MemoryReport(
             worker=self._doors.worker,
             engine=engine.build.id,
             base=self._doors.base,
@@ -85,9 +91,15 @@ class MemoryWatch:
             ),
             **{field.name: getattr(memory, field.name) for field in fields(memory)},
         )
-        write_private(self.path, report.model_dump_json(indent=1).encode())
 
     @property
     def path(self) -> Path:
         """Beside the worker's cache of artifacts."""
         return self._doors.cache.parent / REPORT
+
+
+def is_news(report: MemoryReport, written: MemoryReport | None) -> bool:
+    """Whether a report says more than the last one that was written, or that one is old."""
+    if written is None or report.at_ms - written.at_ms >= REPORT_AGE_MAX_MS:
+        return True
+    return report != written.model_copy(update={"at_ms": report.at_ms})

@@ -1,7 +1,8 @@
 """Memory near its limit lowers the rows, step by step, and gives them back when there is room again."""
 
 from consumers.engines.memory import Memory, Sizes
-from consumers.worker.watermark import Watermark
+from consumers.worker.watermark import REPORT_AGE_MAX_MS, Watermark, is_news
+from schemas.memory import MemoryReport
 
 
 def memory(process: int) -> Memory:
@@ -34,3 +35,23 @@ def test_a_shape_is_predicted_by_the_table_until_it_was_measured() -> None:
     sizes.learn(4, ("q_proj", "v_proj"), 110)
     assert sizes.predicted(4, ("q_proj", "v_proj")) == 118
     assert sizes.whole(4, ("q_proj", "v_proj")) == 120
+
+
+def test_a_report_is_written_when_it_says_something_else_or_the_last_one_is_old() -> None:
+    written = MemoryReport(
+        worker="w",
+        engine="fake",
+        base=f"sha256:{0:064}",
+        at_ms=1000,
+        rows=4,
+        rows_max=4,
+        unexplained=0,
+        slot_bytes=10,
+        bytes_per_rank={},
+        adapters=(),
+        **vars(memory(50)),
+    )
+    assert is_news(written, None)
+    assert not is_news(written.model_copy(update={"at_ms": 1000 + REPORT_AGE_MAX_MS - 1}), written)
+    assert is_news(written.model_copy(update={"at_ms": 1000 + REPORT_AGE_MAX_MS}), written)
+    assert is_news(written.model_copy(update={"at_ms": 3000, "rows": 2}), written)
