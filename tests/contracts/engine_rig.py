@@ -34,6 +34,8 @@ class Rig:
     # Ids of these messages in the chat template, computed without the engine.
     chat_ids: Callable[[str], tuple[int, ...]]
     caches_prefixes: bool = True
+    # Newcomers have their first token in a step without those who decode.
+    prefills_apart: bool = False
     solo: dict[tuple[str, str, int], str] = field(default_factory=dict)
 
     def request(self, artifact: Artifact, prompt: str = "ba de fi", **changes: Any) -> EngineRequest:

@@ -100,4 +100,5 @@ def real_rig(kind: EngineKind, directory: Path) -> Rig:
         poisoned=placed(altered(directory / "nan", base, poison)),
         chat_ids=chat_ids,
         caches_prefixes=kind != "peft",
+        prefills_apart=kind == "peft",
     )
