@@ -135,7 +135,9 @@ def test_kafka_killed_what_is_told(seen: Look) -> None:
     assert not seen("kafka killed").taken
     told = seen("kafka killed").told
     assert len(told) == WINDOW + 1
-    assert all(isinstance(reply, JobCompleted) or (isinstance(reply, JobRejected) and reply.retryable) for reply in told)
+    assert all(
+        isinstance(reply, JobCompleted) or (isinstance(reply, JobRejected) and reply.retryable) for reply in told
+    )
 
 
 def test_kafka_killed_return(seen: Look) -> None:
