@@ -14,7 +14,8 @@ from schemas.audit import EvictReason
 
 # Hits are counted per page of resident bytes, so that a large adapter must be asked for more often to stay.
 PAGE_BYTES = 1 << 20
-HALF_LIFE_S = 60.0
+# In requests to this worker, not in seconds, which forget at once where little is asked and never where much is.
+HALF_LIFE = 200
 # Below this many hits an adapter was not asked for lately.
 IDLE_HITS = 0.05
 # The owner of what belongs to no tenant: a base's zero adapter.
@@ -135,17 +136,23 @@ def _fullest(
 
 @dataclass
 class Hits:
-    """How often each adapter was asked for, halved every HALF_LIFE_S. Time is an argument."""
+    """How often each adapter was asked for; a hit counts half after HALF_LIFE requests for any adapter.
 
-    _hits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    Between the least recently and the least frequently used, after Lee et al., LRFU (IEEE Transactions on Computers,
+    2001). All owners share the count of requests, so that the scores of two owners compare.
+    """
 
-    def hit(self, digest: str, now: float) -> None:
-        self._hits[digest] = (self.of(digest, now) + 1.0, now)
+    _requests: int = 0
+    _hits: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def of(self, digest: str, now: float) -> float:
-        hits, at = self._hits.get(digest, (0.0, now))
-        return float(hits * 0.5 ** ((now - at) / HALF_LIFE_S))
+    def hit(self, digest: str) -> None:
+        self._requests += 1
+        self._hits[digest] = (self.of(digest) + 1.0, self._requests)
 
-    def forget(self, now: float) -> None:
+    def of(self, digest: str) -> float:
+        hits, at = self._hits.get(digest, (0.0, self._requests))
+        return float(hits * 0.5 ** ((self._requests - at) / HALF_LIFE))
+
+    def forget(self) -> None:
         """Drop what nobody asked for lately: versions come and go without end."""
-        self._hits = {digest: pair for digest, pair in self._hits.items() if self.of(digest, now) >= IDLE_HITS}
+        self._hits = {digest: pair for digest, pair in self._hits.items() if self.of(digest) >= IDLE_HITS}

@@ -26,7 +26,7 @@ class Shelf:
         self._load_ms: dict[str, float] = {}
 
     def hit(self, digest: str) -> None:
-        self._hits.hit(digest, self._doors.clock.monotonic())
+        self._hits.hit(digest)
 
     def owner_of(self, digest: str) -> str:
         """The tenant whose adapter it is, or the platform."""
@@ -39,12 +39,12 @@ class Shelf:
 
     def measured(self, digest: str, *, in_bytes: bool = False) -> Resident:
         """As the rule of residency sees it: a taker of one slot, or of its bytes."""
-        now, size = self._doors.clock.monotonic(), self.bytes_of(digest)
-        hits, load_ms = self._hits.of(digest, now), self._load_ms.get(digest, 1.0)
+        size = self.bytes_of(digest)
+        hits, load_ms = self._hits.of(digest), self._load_ms.get(digest, 1.0)
         return Resident.measured(digest, self.owner_of(digest), size, hits, load_ms, in_bytes=in_bytes)
 
     def forget_idle(self) -> None:
-        self._hits.forget(self._doors.clock.monotonic())
+        self._hits.forget()
 
     async def came(
         self, artifact: Artifact, reason: LoadReason, place: Place, source: LoadSource, size: int, duration_ms: float

@@ -14,8 +14,8 @@ SLOTS = 12
 TENANTS = 6
 ADAPTERS_EACH = 10
 REQUESTS = 20_000
-# Requests come one a step of this many seconds.
-STEP_S = 0.05
+# A tenant has work, and with it a share, as long as its jobs wait or run: here, while this many requests come.
+WORK = 20
 # A tenant is busy for a while, then another: what was hot cools down.
 BURST = 400
 MEGABYTES = (8, 16, 32, 64)
@@ -33,6 +33,7 @@ class Asked:
 
 # Told of a request whose adapter has no slot, the number of the request, and who has one: who leaves.
 Leave = Callable[[Asked, int, Sequence[str]], str]
+Score = Callable[[Asked], Resident]
 
 
 def trace() -> list[Asked]:
@@ -67,32 +68,52 @@ def cold_loads(requests: Sequence[Asked], leave: Leave, touch: Callable[[Asked, 
     return loads
 
 
-def by_our_rule(requests: Sequence[Asked]) -> int:
-    hits = Hits()
+def by_rule(requests: Sequence[Asked], score: Score, *, shares: bool) -> Leave:
+    """The worker's choice by a score. Without shares everything is one owner's."""
     known = {asked.digest: asked for asked in requests}
-    working = {asked.owner: Owner() for asked in requests}
+    asks: dict[str, list[int]] = {}
+    for number, asked in enumerate(requests):
+        asks.setdefault(asked.owner, []).append(number)
+
+    def owner(asked: Asked) -> str:
+        return asked.owner if shares else "all"
+
+    def works(tenant: str, number: int) -> bool:
+        before = bisect_right(asks[tenant], number)
+        return before > 0 and number - asks[tenant][before - 1] < WORK
 
     def leave(asked: Asked, number: int, resident: Sequence[str]) -> str:
-        now = number * STEP_S
-        measured = [
-            Resident.measured(name, known[name].owner, known[name].size, hits.of(name, now), known[name].load_ms)
-            for name in resident
+        scored = [
+            Resident(digest=name, owner=owner(known[name]), score=one.score, idle=one.idle)
+            for name, one in ((name, score(known[name])) for name in resident)
         ]
-        slots = Slots(count=SLOTS, residents=measured, working=working)
-        choice = choose(asked.owner, slots, set(resident))
+        working = {tenant if shares else "all": Owner() for tenant in asks if works(tenant, number)}
+        choice = choose(owner(asked), Slots(count=SLOTS, residents=scored, working=working), set(resident))
         assert choice is not None, "every slot is free to leave here"
         return choice.digest
 
-    return cold_loads(requests, leave, lambda asked, number: hits.hit(asked.digest, number * STEP_S))
+    return leave
 
 
-def by_last_use(requests: Sequence[Asked]) -> int:
+def by_our_rule(requests: Sequence[Asked], *, shares: bool = True) -> int:
+    hits = Hits()
+
+    def score(asked: Asked) -> Resident:
+        return Resident.measured(asked.digest, asked.owner, asked.size, hits.of(asked.digest), asked.load_ms)
+
+    return cold_loads(requests, by_rule(requests, score, shares=shares), lambda asked, _: hits.hit(asked.digest))
+
+
+def by_last_use(requests: Sequence[Asked], *, shares: bool = False) -> int:
     used: dict[str, int] = {}
 
     def touch(asked: Asked, number: int) -> None:
         used[asked.digest] = number
 
-    return cold_loads(requests, lambda _, __, resident: min(resident, key=lambda name: used[name]), touch)
+    def score(asked: Asked) -> Resident:
+        return Resident(digest=asked.digest, owner=asked.owner, score=used[asked.digest])
+
+    return cold_loads(requests, by_rule(requests, score, shares=shares), touch)
 
 
 def by_next_use(requests: Sequence[Asked]) -> int:
@@ -112,9 +133,16 @@ def by_next_use(requests: Sequence[Asked]) -> int:
 
 
 def measure() -> list[Figure]:
+    """Ours beside LRU, which knows no shares; and both with the same shares, and both without."""
     requests = trace()
-    ours, lru, belady = by_our_rule(requests), by_last_use(requests), by_next_use(requests)
+    ours, lru = by_our_rule(requests), by_last_use(requests)
+    figures = {
+        "": (ours, lru),
+        "_belady": (by_next_use(requests), lru),
+        "_shares": (ours, by_last_use(requests, shares=True)),
+        "_no_shares": (by_our_rule(requests, shares=False), lru),
+    }
     return [
-        Figure(name="eviction_cold_loads", value=ours, unit="loads", peer=lru),
-        Figure(name="eviction_cold_loads_belady", value=belady, unit="loads", peer=lru),
+        Figure(name=f"eviction_cold_loads{name}", value=value, unit="loads", peer=peer)
+        for name, (value, peer) in figures.items()
     ]

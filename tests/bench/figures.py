@@ -41,7 +41,12 @@ NO_AIM = Aim()
 SECTIONS: dict[str, dict[str, Aim]] = {
     "router": {"router_ratio": Aim(at_least=0.4), "router_jobs_per_s": NO_AIM},
     "ledger": {"ledger_ratio": Aim(at_least=0.8), "ledger_admissions_per_s": NO_AIM},
-    "eviction": {"eviction_cold_loads": NO_AIM, "eviction_cold_loads_belady": NO_AIM},
+    "eviction": {
+        "eviction_cold_loads": NO_AIM,
+        "eviction_cold_loads_belady": NO_AIM,
+        "eviction_cold_loads_shares": NO_AIM,
+        "eviction_cold_loads_no_shares": NO_AIM,
+    },
     "pipeline": {
         "ttft_added_ms_p50": Aim(at_most=30),
         "ttft_added_ms_p99": Aim(at_most=80),

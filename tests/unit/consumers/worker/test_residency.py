@@ -6,7 +6,7 @@ import pytest
 
 from consumers.worker.fair import LoadLimits
 from consumers.worker.residency import (
-    HALF_LIFE_S,
+    HALF_LIFE,
     PAGE_BYTES,
     PLATFORM,
     Choice,
@@ -116,13 +116,26 @@ def test_a_large_adapter_must_be_asked_for_more_often_to_stay() -> None:
     assert Resident.measured("old", "acme", 1, hits=0.01, reload_ms=10.0).idle
 
 
-def test_hits_halve_and_are_forgotten() -> None:
+def test_hits_halve_with_requests_and_are_forgotten() -> None:
     hits = Hits()
-    for _ in range(4):
-        hits.hit("a", 100.0)
-    assert hits.of("a", 100.0 + HALF_LIFE_S) == 2.0
-    hits.forget(100.0 + 20 * HALF_LIFE_S)
-    assert hits.of("a", 100.0) == 0.0
+    hits.hit("a")
+    for _ in range(HALF_LIFE):
+        hits.hit("b")
+    assert hits.of("a") == pytest.approx(0.5)
+    hits.forget()
+    assert hits.of("a") == pytest.approx(0.5)
+    for _ in range(4 * HALF_LIFE):
+        hits.hit("b")
+    hits.forget()
+    assert hits.of("a") == 0.0
+
+
+def test_what_was_hot_long_ago_counts_less_than_what_is_used_now_and_one_request_less_than_many() -> None:
+    hits = Hits()
+    for name, times in (("once hot", 10), ("other", 4 * HALF_LIFE), ("now", 3), ("new", 1)):
+        for _ in range(times):
+            hits.hit(name)
+    assert hits.of("once hot") < hits.of("new") < hits.of("now")
 
 
 class House:
@@ -138,12 +151,12 @@ class House:
         self.limits = LoadLimits()
 
     def ask(self, owner: str, digest: str, now: float, working: dict[str, Owner]) -> None:
-        self.hits.hit(digest, now)
+        self.hits.hit(digest)
         if digest in self.resident or not self.limits.allows(owner, self.per_minute, now):
             return
         if len(self.resident) >= self.slots:
             residents = [
-                Resident.measured(name, who, PAGE_BYTES, self.hits.of(name, now), 10.0)
+                Resident.measured(name, who, PAGE_BYTES, self.hits.of(name), 10.0)
                 for name, who in self.resident.items()
             ]
             choice = choose(owner, Slots(count=self.slots, residents=residents, working=working), set(self.resident))
