@@ -13,9 +13,10 @@ from infra.logs import ActionLog
 from infra.settings import KafkaSettings
 from producers.batch_files import BatchRefused, Input, Place, Results, State
 from producers.client import RETRY_AFTER_MS, random_job_id
+from producers.impersonation import BadGrant
 from producers.openai import answer_line, refusal_line
 from schemas.errors import InvalidRecord, SwitchyardError
-from schemas.jobs import DEADLINE_MS_MAX, JobCancelled, JobSubmitted
+from schemas.jobs import DEADLINE_MS_MAX, JobCancelled, JobSubmitted, RejectReason
 from schemas.record import decode_one_of
 from schemas.replies import FINAL_REPLIES, FinalReply, JobRejected
 from schemas.topics import BATCH, CANCEL, REPLIES
@@ -28,6 +29,8 @@ SUBMIT_LINGER_MS = 5
 # Every job has a deadline within a day: without an answer by then, something is wrong.
 ANSWER_S = DEADLINE_MS_MAX / 1000 + 600
 BAD_LINE_STATUS = 400
+# An append takes its time, and the broker's clock decides whether the grant was in force.
+GRANT_LEFT_MS_MIN = 5_000
 
 
 class BatchStalled(SwitchyardError):
@@ -36,17 +39,17 @@ class BatchStalled(SwitchyardError):
 
 async def open_batch(settings: KafkaSettings, tenant: str, source: Input, out: Path, errors: Path) -> State:
     """The state of the batch that was begun under `out`, or a new one. Paths are absolute. Raises BatchRefused."""
-    state = State.load(out)
+    state, acting = State.load(out), source.grant is not None
     if state is None:
         if any(path.exists() and path.stat().st_size for path in (out, errors)):
             raise BatchRefused(f"{out} or {errors} exists and is no unfinished batch; choose other names")
         replies = await end_offsets(settings, REPLIES.of(tenant))
-        state = State(input=source.digest, tenant=tenant, errors=errors, replies=replies)
+        state = State(input=source.digest, tenant=tenant, acting=acting, errors=errors, replies=replies)
         state.save(out)
-    if (state.input, state.tenant, state.errors) != (source.digest, tenant, errors):
+    if (state.input, state.tenant, state.acting, state.errors) != (source.digest, tenant, acting, errors):
         raise BatchRefused(
-            f"the batch under {out} was begun with another input file, tenant or error file; "
-            f"give those to resume it, or choose another --out"
+            f"the batch under {out} was begun with another input file, tenant, error file or way in (--tenant or "
+            f"--as-tenant); give those to resume it, or choose another --out"
         )
     return state
 
@@ -63,6 +66,7 @@ class BatchRun:
         results: Results,
         progress: Callable[[], None],
     ) -> None:
+        self._clock = clock
         self._source = source
         self._state = state
         self._results = results
@@ -110,7 +114,7 @@ class BatchRun:
     async def _submit(self) -> None:
         open_places = (place for number, place in self._source.good.items() if number not in self._results.done)
         while chunk := tuple(islice(open_places, SUBMIT_JOBS_MAX)):
-            await self._append(BATCH.of(self._tenant), [self._job(place) for place in chunk])
+            await self._append_jobs(chunk)
 
     async def _submit_refused(self) -> None:
         """Submit lines again that were refused for want of a place, each after the time the router asked for."""
@@ -120,7 +124,7 @@ class BatchRun:
             await asyncio.sleep(max(0.0, due - loop.time()))
             self._waiting.discard(number)
             if number not in self._results.done:
-                await self._append(BATCH.of(self._tenant), [self._job(self._source.good[number])])
+                await self._append_jobs([self._source.good[number]])
 
     async def _wait_finished(self) -> None:
         try:
@@ -134,6 +138,16 @@ class BatchRun:
         open_ids = (self._state.job_id(number) for number in self._source.good if number not in self._results.done)
         while chunk := tuple(islice(open_ids, SUBMIT_JOBS_MAX)):
             await self._append(CANCEL.of(self._tenant), [JobCancelled(job_id=job_id) for job_id in chunk])
+
+    async def _append_jobs(self, places: Sequence[Place]) -> None:
+        """Raises BadGrant rather than submit jobs that would be refused for their grant."""
+        grant = self._source.grant
+        if grant is not None and self._clock.now_ms() > grant.impersonation.expires_at_ms - GRANT_LEFT_MS_MIN:
+            raise BadGrant(
+                "the grant ends before every line is submitted; those that were go on. "
+                "Run the same command with a new grant to resume"
+            )
+        await self._append(BATCH.of(self._tenant), [self._job(place) for place in places])
 
     def _job(self, place: Place) -> JobSubmitted:
         return self._source.job(place, self._state.job_id(place.origin.number))
@@ -171,6 +185,9 @@ class BatchRun:
                 self._waiting.add(number)
                 wait_s = (reply.retry_after_ms or RETRY_AFTER_MS) / 1000
                 self._refused.put_nowait((number, asyncio.get_running_loop().time() + wait_s))
+            return
+        if self._state.acting and isinstance(reply, JobRejected) and reply.reason is RejectReason.JOB_ID_REUSED:
+            # Submitted before, under a former grant: what became of that job is this line's answer.
             return
         place = self._source.good[number]
         completed, line = answer_line(place.origin, self._state.job_id(number), reply, timestamp_ms // 1000)

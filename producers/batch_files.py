@@ -21,6 +21,7 @@ from producers.client import make_record
 from producers.openai import BadLine, Line, Origin, parse_line, usage_of
 from schemas.digest import digest_of
 from schemas.errors import InvalidRecord, SwitchyardError
+from schemas.impersonation import SignedImpersonation
 from schemas.jobs import JobSubmitted
 from schemas.record import ENVELOPE_BYTES_MAX
 from schemas.replies import Usage
@@ -49,17 +50,19 @@ class Input:
     """What one pass over the input found. Holds no line's content."""
 
     path: Path
+    # What every job carries where an operator submits the batch in the tenant's name.
+    grant: SignedImpersonation | None = None
     digest: str = ""
     lines: int = 0
     good: dict[int, Place] = field(default_factory=dict)
     bad: list[tuple[Origin, BadLine]] = field(default_factory=list)
 
     @classmethod
-    def scan(cls, path: Path) -> Self:
+    def scan(cls, path: Path, grant: SignedImpersonation | None = None) -> Self:
         """Check every line. Raises BatchRefused when the file as a whole is not a batch."""
         if not path.is_file():
             raise BatchRefused(f"{path} is no regular file; a batch is read more than once")
-        found = cls(path)
+        found = cls(path, grant)
         seen: dict[str, int] = {}
         whole = hashlib.sha256()
         with path.open("rb") as file:
@@ -79,14 +82,14 @@ class Input:
         try:
             line = parse_line(content)
             if line.custom_id == place.origin.custom_id:
-                return make_record({"job_id": job_id, **line.body.fields()})
+                return self._record(line, job_id)
         except InvalidRecord as error:
             raise BatchRefused(f"line {place.origin.number} of {self.path} changed while it was run") from error
         raise BatchRefused(f"line {place.origin.number} of {self.path} changed while it was run")
 
     def _check(self, number: int, position: int, content: bytes | None, size: int, seen: dict[str, int]) -> None:
         try:
-            line = _checked(content, size)
+            line = self._checked(content, size)
             first = seen.setdefault(line.custom_id, number)
             if first != number:
                 raise BadLine(f"'custom_id' is that of line {first} already", line.custom_id, "custom_id")
@@ -96,16 +99,18 @@ class Input:
         origin = Origin(number, line.custom_id, line.url, line.body.model)
         self.good[number] = Place(origin, position, size)
 
+    def _checked(self, content: bytes | None, size: int) -> Line:
+        if content is None:
+            raise BadLine(f"the line has {size} bytes; at most {LINE_BYTES_MAX} are taken")
+        line = parse_line(content)
+        try:
+            self._record(line, "check")
+        except InvalidRecord as error:
+            raise BadLine(str(error), line.custom_id, str(error).partition(":")[0]) from error
+        return line
 
-def _checked(content: bytes | None, size: int) -> Line:
-    if content is None:
-        raise BadLine(f"the line has {size} bytes; at most {LINE_BYTES_MAX} are taken")
-    line = parse_line(content)
-    try:
-        make_record({"job_id": "check", **line.body.fields()})
-    except InvalidRecord as error:
-        raise BadLine(str(error), line.custom_id, str(error).partition(":")[0]) from error
-    return line
+    def _record(self, line: Line, job_id: str) -> JobSubmitted:
+        return make_record({"job_id": job_id, **line.body.fields(), "impersonation": self.grant})
 
 
 def _lines(file: BinaryIO, whole: Any) -> Iterator[tuple[int, int, bytes | None, int]]:
@@ -129,6 +134,8 @@ class State(BaseModel):
     version: int = 1
     input: str
     tenant: str
+    # Whether an operator began it in the tenant's name.
+    acting: bool = False
     errors: Path
     # Where `replies.<tenant>` ended, by partition: every reply to this batch lies behind.
     replies: dict[int, int]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from infra.credentials import kafka_as
 from infra.kafka.tail import read_range
 from infra.settings import KafkaSettings
 from ledger.registry import Registry
@@ -36,11 +37,18 @@ def load_grant(path: Path) -> SignedImpersonation:
         raise BadGrant(f"{path} holds no grant: {describe(error)}") from error
 
 
-async def check_grant(settings: KafkaSettings, grant: SignedImpersonation, tenant: str, now_ms: int) -> None:
-    """Raises BadGrant where a router would refuse a job that came now with this grant."""
+async def way_in(tenant: str, grant: SignedImpersonation | None, now_ms: int) -> KafkaSettings:
+    """How the tenant reaches Kafka, or whoever acts for it with a grant.
+
+    Raises BadGrant where a router would refuse a job that came now with this grant; NoStack, BadSettings.
+    """
+    if grant is None:
+        return kafka_as(tenant)
+    settings = kafka_as(ADMIN)
     registry = Registry()
     async for record in read_range(settings, KEYS.name, 0):
         registry.apply(record.topic, record.offset, record.value)
     problem = acting_problem(grant, tenant, now_ms, registry.keys(KeyRole.ADMIN))
     if problem is not None:
         raise BadGrant(f"nothing was sent: {problem}")
+    return settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from producers.cli.options import tenant_option
+from producers.cli.options import acting_for, acting_options
 
 if TYPE_CHECKING:
     from producers.batch_files import Input, Results
@@ -25,34 +25,52 @@ def batch() -> None:
 
 
 @batch.command()
-@tenant_option
+@acting_options
 @click.argument("source", metavar="IN.JSONL", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", required=True, type=RESULT_FILE, help="Answers, as they come.")
 @click.option("--errors", required=True, type=RESULT_FILE, help="Lines without one.")
 @click.option("--cancel-on-interrupt", is_flag=True, help="On Ctrl-C, take the unanswered jobs back.")
-def run(tenant: str, source: Path, out: Path, errors: Path, cancel_on_interrupt: bool) -> None:
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    tenant: str | None,
+    as_tenant: str | None,
+    grant: Path | None,
+    source: Path,
+    out: Path,
+    errors: Path,
+    cancel_on_interrupt: bool,
+) -> None:
     """Run every line of IN.JSONL as a job of class batch.
 
     Every line ends up in one of the two files, in the order of the answers. Stopped by Ctrl-C or a crash, the same
     command goes on where it was: no line is lost, none is answered twice. OUT.state.json remembers the batch.
+
+    With --as-tenant every job carries the grant. One that ends before all lines are submitted stops the run; what was
+    submitted goes on, and the same command with a new grant resumes. A line whose grant is refused after all, because
+    its key was revoked, goes to the error file with the code `impersonation`.
     """
     from infra.clock import SystemClock
-    from infra.credentials import kafka_as
     from producers.batch import BatchRun, open_batch
     from producers.batch_files import BatchRefused, Input, Results
+    from producers.impersonation import load_grant, way_in
 
+    owner = acting_for(ctx, tenant, as_tenant, grant)
+    impersonation = load_grant(grant) if grant is not None else None
     if len({source.resolve(), out, errors}) < 3:
         raise BatchRefused("the input, the output and the error file must be three files")
-    settings = kafka_as(tenant)
-    found = Input.scan(source)
+    found = Input.scan(source, impersonation)
     results: Results | None = None
 
     async def run_it() -> None:
         nonlocal results
-        state = await open_batch(settings, tenant, found, out, errors)
+        clock = SystemClock()
+        settings = await way_in(owner, impersonation, clock.now_ms())
+        state = await open_batch(settings, owner, found, out, errors)
         results = Results(out, errors, state)
         with _progress(found, results) as progress:
-            work = BatchRun(settings, SystemClock(), found, state, results, progress)
+            work = BatchRun(settings, clock, found, state, results, progress)
             await work.run(cancel_on_interrupt=cancel_on_interrupt)
 
     try:

@@ -63,9 +63,8 @@ def run(
     The receipt goes to standard error. Exit code 0: completed; 1: failed or rejected; 130: interrupted, and cancelled.
     """
     from infra.clock import SystemClock
-    from infra.credentials import kafka_as
     from producers.client import JobClient, make_record, random_job_id
-    from producers.impersonation import ADMIN, check_grant, load_grant
+    from producers.impersonation import load_grant, way_in
     from schemas.jobs import JobClass
 
     owner = acting_for(ctx, tenant, as_tenant, grant)
@@ -87,9 +86,7 @@ def run(
     job_class = JobClass.BATCH if batch else JobClass.INTERACTIVE
 
     async def submit_and_follow() -> int:
-        settings = kafka_as(owner if impersonation is None else ADMIN)
-        if impersonation is not None:
-            await check_grant(settings, impersonation, owner, SystemClock().now_ms())
+        settings = await way_in(owner, impersonation, SystemClock().now_ms())
         async with JobClient(settings, owner) as client:
             return await _follow(client, record, job_class, as_json)
 

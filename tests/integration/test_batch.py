@@ -35,6 +35,8 @@ class Files:
     folder: Path
     stack: Stack
     tenant: str
+    # Where an operator runs it in the tenant's name.
+    grant: Path | None = None
 
     def write(self, lines: Sequence[object]) -> None:
         texts = [text if isinstance(text, str) else json.dumps(text) for text in lines]
@@ -42,10 +44,13 @@ class Files:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         files = ["in.jsonl", "--out", "out.jsonl", "--errors", "err.jsonl"]
+        way_in, user = ["--tenant", self.tenant], self.tenant
+        if self.grant is not None:
+            way_in, user = ["--as-tenant", self.tenant, "--grant", str(self.grant)], "admin"
         return subprocess.Popen(
-            [sys.executable, "-m", "producers.cli", "batch", "run", "--tenant", self.tenant, *files, *options],
+            [sys.executable, "-m", "producers.cli", "batch", "run", *way_in, *files, *options],
             cwd=self.folder,
-            env={"PYTHONPATH": str(Path.cwd()), **self.stack.kafka(self.tenant).environment()},
+            env={"PYTHONPATH": str(Path.cwd()), **self.stack.kafka(user).environment()},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -1,6 +1,7 @@
 """As whom a command submits: no grant, no name of another tenant."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -18,8 +19,26 @@ GRANT = make_grant("acme", 1_000)
 
 def job(home: Path, *options: str, tenant: str | None = None) -> Result:
     """`switchyard job run` where no stack is: what is refused here was refused before anything was sent."""
+    return _run(home, ["job", "run", *options, "--alias", "a", "hi"], tenant)
+
+
+def batch(home: Path, *options: str, tenant: str | None = None) -> Result:
+    """The same of `switchyard batch run`, with a file of no lines."""
+    source = home / "in.jsonl"
+    source.touch()
+    files = [str(source), "--out", str(home / "out.jsonl"), "--errors", str(home / "err.jsonl")]
+    found = _run(home, ["batch", "run", *options, *files], tenant)
+    assert not list(home.glob("out.jsonl*"))
+    return found
+
+
+def _run(home: Path, arguments: list[str], tenant: str | None) -> Result:
     runner = CliRunner(env={"SWITCHYARD_HOME": str(home), "SWITCHYARD_TENANT": tenant})
-    return runner.invoke(main, ["job", "run", *options, "--alias", "a", "hi"])
+    return runner.invoke(main, arguments)
+
+
+Run = Callable[..., Result]
+both = pytest.mark.parametrize("run", [job, batch])
 
 
 @pytest.fixture
@@ -29,29 +48,33 @@ def grant(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_without_a_grant_nobody_acts_for_another(tmp_path: Path) -> None:
-    found = job(tmp_path, "--as-tenant", "acme")
+@both
+def test_without_a_grant_nobody_acts_for_another(tmp_path: Path, run: Run) -> None:
+    found = run(tmp_path, "--as-tenant", "acme")
     assert found.exit_code == 2
     assert "--as-tenant needs a grant; make one with: switchyard tenant impersonate acme" in found.stderr
 
 
-def test_what_contradicts_itself_is_refused(tmp_path: Path, grant: str) -> None:
-    assert "not both" in job(tmp_path, "--tenant", "acme", "--as-tenant", "acme", "--grant", grant).stderr
-    assert "--grant goes with --as-tenant" in job(tmp_path, "--tenant", "acme", "--grant", grant).stderr
-    assert "Missing option '--tenant'" in job(tmp_path).stderr
-    assert job(tmp_path, "--as-tenant", "../x", "--grant", grant).exit_code == 2
+@both
+def test_what_contradicts_itself_is_refused(tmp_path: Path, grant: str, run: Run) -> None:
+    assert "not both" in run(tmp_path, "--tenant", "acme", "--as-tenant", "acme", "--grant", grant).stderr
+    assert "--grant goes with --as-tenant" in run(tmp_path, "--tenant", "acme", "--grant", grant).stderr
+    assert "Missing option '--tenant'" in run(tmp_path).stderr
+    assert run(tmp_path, "--as-tenant", "../x", "--grant", grant).exit_code == 2
 
 
-def test_who_names_another_tenant_means_it_whatever_the_environment_says(tmp_path: Path, grant: str) -> None:
-    found = job(tmp_path, "--as-tenant", "acme", "--grant", grant, tenant="globex")
+@both
+def test_who_names_another_tenant_means_it_whatever_the_environment_says(tmp_path: Path, grant: str, run: Run) -> None:
+    found = run(tmp_path, "--as-tenant", "acme", "--grant", grant, tenant="globex")
     assert (found.exit_code, "SWITCHYARD_KAFKA_USERNAME (here admin)" in found.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"signature": "x", "signature": "y"}', b"[" * 5000])
-def test_a_file_that_holds_no_grant_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+@both
+def test_a_file_that_holds_no_grant_is_refused_in_one_sentence(tmp_path: Path, content: bytes, run: Run) -> None:
     path = tmp_path / "grant.json"
     path.write_bytes(content)
-    found = job(tmp_path, "--as-tenant", "acme", "--grant", str(path))
+    found = run(tmp_path, "--as-tenant", "acme", "--grant", str(path))
     assert (found.exit_code, found.stderr.count("\n")) == (1, 1)
     assert found.stderr.startswith(f"Error: {path} holds no grant: ")
 
