@@ -14,10 +14,8 @@ COUNTS = PREFIX + "counts"
 RECENT = PREFIX + "recent"
 JOB_PREFIX = PREFIX + "job:"
 REFUSAL_PREFIX = PREFIX + "refusal:"
-SPENT_PREFIX = PREFIX + "spent:"
-SEEN_PREFIX = PREFIX + "seen:"
-WAITING_PREFIX = PREFIX + "waiting:"
-WEIGHTS = PREFIX + "weights"
+SPENT = PREFIX + "spent"
+ASKED_PREFIX = PREFIX + "asked:"
 
 BOOKS = (GATE, LEASES, COUNTS, RECENT)
 
@@ -31,21 +29,25 @@ SOURCES = {
     ),
     LEASES: ("sorted set job -> end in us", _OF_LEASES),
     COUNTS: (
-        "hash of leases: t|tenant, a|tenant|digest, w|pool/partition, p|pool/partition|tenant, r|digest",
+        "hash of leases: t|tenant, a|tenant|digest, w|pool/partition, p|pool/partition|tenant, r|digest;"
+        " next_us, before which none ends",
         _OF_LEASES,
     ),
-    RECENT: ("sorted set tenant -> its last admission in us", "admitted_at_us of Admitted"),
+    RECENT: ("sorted set tenant -> its last admission in us, to 5 s", "admitted_at_us of Admitted"),
     JOB_PREFIX + "<tenant>/<job id>": (
         "hash, the job's row, forgotten MEMORY_MS after its admission or with its lease",
         "Admitted, Started, CancelRequested, Rejected, UsageRecorded",
     ),
-    SPENT_PREFIX + "<tenant>": (
-        "hash of tokens and costs: m<bucket of 5 s>, d<day>, f<fairness period>, by the admission's time",
+    SPENT: (
+        "hash tenant -> its last admission, and sums of tokens by buckets of 5 s and by day and of costs by fairness"
+        " period, by the admission's time, as one text of binary numbers",
         "Admitted: reserved; UsageRecorded: used; neither used nor begun when the lease ended: nothing",
     ),
-    SEEN_PREFIX + "<pool/partition>": ("sorted set tenant -> when it last asked for a place, in us", _OF_SECONDS),
-    WAITING_PREFIX + "<pool/partition>": ("sorted set tenant -> until when it is waited for, in us", _OF_SECONDS),
-    WEIGHTS: ("hash tenant -> weight, as it last asked", _OF_SECONDS),
+    ASKED_PREFIX + "<pool/partition>": (
+        "hash tenant -> when it last asked for a place in us, with which weight, until when it is waited for, as binary"
+        " numbers; and '' -> the same of all together",
+        _OF_SECONDS,
+    ),
     REFUSAL_PREFIX + "<topic>/<partition>/<offset>": (
         "string, a capacity refusal of one ingress record, forgotten after MEMORY_MS",
         "none: a capacity refusal is no outcome, and a record that lost it is decided anew",

@@ -1,22 +1,11 @@
 -- The ledger from the operator's side: rows from the log, what is held, and the gate.
 
--- What rows that are written together count for: sums by tenant and field, and each tenant's last admission.
-local function count_row(counted, tenant, stored, now)
-  local sums = counted[tenant] or {last = 0, fields = {}}
-  local admitted, fields = tonumber(stored.admitted_us), sums.fields
+-- Count a row that is written; `counted` holds the sums of each tenant until all of its rows are.
+local function count_row(keys, counted, tenant, stored, now)
+  local sums, admitted = counted[tenant] or read_sums(tenant, now), tonumber(stored.admitted_us)
   counted[tenant] = sums
-  sums.last = math.max(sums.last, admitted)
-  each_sum(admitted, tonumber(stored.tokens or '0'), tonumber(stored.cost or '0'), now, function(field, amount)
-    fields[field] = (fields[field] or 0) + amount
-  end)
-end
-
-local function count_all(keys, counted)
-  for tenant, sums in pairs(counted) do
-    for field, amount in pairs(sums.fields) do redis.call('HINCRBY', SPENT_PREFIX .. tenant, field, text(amount)) end
-    redis.call('PEXPIRE', SPENT_PREFIX .. tenant, text(SPENT_MS))
-    redis.call('ZADD', keys[4], 'GT', text(sums.last), tenant)
-  end
+  count(sums, admitted, tonumber(stored.tokens or '0'), tonumber(stored.cost or '0'), now)
+  note_admitted(keys, tenant, sums, admitted)
 end
 
 -- Write rows from the log where none are. A cancellation that came meanwhile stands. Returns how many were written.
@@ -35,11 +24,11 @@ local function put_all(keys, rows, now)
         -- A row that is written is wanted: one whose time is over would be gone before it is read.
         forget_later(row_key, text(math.max(row.forget_ms, math.floor(now / 1000) + PUT_MS_MIN)))
       end
-      if stored.admitted_us then count_row(counted, tenant_of(row.member), stored, now) end
+      if stored.admitted_us then count_row(keys, counted, tenant_of(row.member), stored, now) end
       written = written + 1
     end
   end
-  count_all(keys, counted)
+  for tenant, sums in pairs(counted) do write_sums(tenant, sums) end
   return written
 end
 
@@ -85,10 +74,11 @@ end
 -- {tenant, minute, day, counter ...} of the tenants whose last admission is after that.
 local function spent_since(keys, since, now)
   local flat = {}
-  for _, tenant in ipairs(redis.call('ZRANGE', keys[4], '(' .. text(since), '+inf', 'BYSCORE')) do
-    local spent = spent_of(tenant, now)
-    for _, value in ipairs({tenant, text(spent.minute), text(spent.day), text(spent.counter)}) do flat[#flat + 1] = value end
-  end
+  each_recent(keys, since, now, function(tenant, sums)
+    for _, value in ipairs({tenant, text(minute_of(sums, now)), text(day_of(sums, now)), text(counter_of(sums, now))}) do
+      flat[#flat + 1] = value
+    end
+  end)
   return flat
 end
 
@@ -119,12 +109,6 @@ local function raise(keys, args)
   local epoch = math.max(floor, tonumber(redis.call('HGET', keys[1], 'epoch') or '0')) + 1
   redis.call('HSET', keys[1], 'run_id', run_id(), 'epoch', text(epoch), 'open', '0', 'raised_us', text(now))
   return {'raised', args[1], text(epoch), text(now)}
-end
-
--- Whether the gate is closed under this epoch, as a rebuild left it: another rebuild has raised it otherwise.
-local function rebuilding(keys, epoch)
-  local found = gate(keys)
-  return found and not found.open and found.epoch == epoch
 end
 
 -- Whether the gate is closed under this epoch, as a rebuild left it: another rebuild has raised it otherwise.

@@ -14,7 +14,7 @@ from ledger.rows import Row
 from schemas.errors import SwitchyardError
 
 # One library: the files in this order.
-FILES = ("checks", "spending", "leases", "runs", "books")
+FILES = ("checks", "spending", "places", "leases", "runs", "books")
 # A status ends more leases than an admission does, since no job waits for it.
 STATUS_SWEEP_MAX = 10_000
 # Calls in one round trip: Redis serves nobody else meanwhile.

@@ -10,15 +10,21 @@
 
 local PREFIX = '{switchyard}:'
 local ROW_PREFIX = PREFIX .. 'job:'
-local SPENT_PREFIX = PREFIX .. 'spent:'
-local SEEN_PREFIX = PREFIX .. 'seen:'
-local WAITING_PREFIX = PREFIX .. 'waiting:'
-local WEIGHTS = PREFIX .. 'weights'
+local SPENT = PREFIX .. 'spent'
+local ASKED_PREFIX = PREFIX .. 'asked:'
 local INTEGER_MAX = 9007199254740991
 local PUT_MS_MIN = 3600000
 local DECISION_BYTES_MAX = 65536
 local TEXT_BYTES_MAX = 2048
+-- What Lua can pass as single arguments has a bound.
+local FIELDS_MAX = 1000
 
+-- While a library is loaded there is no `math`; and this is cheaper.
+local function floor(number)
+  return number - number % 1
+end
+
+-- A number of an answer. Redis writes one of a command itself, an integer below 2^53 with all of its digits.
 local function text(number)
   return string.format('%.0f', number)
 end
@@ -39,8 +45,12 @@ local function word(argument, what, bytes_max)
 end
 
 local function member_of(argument)
-  refuse_unless(argument and #argument <= 256 and string.match(argument, '^[a-z0-9-]+/.+$'), 'job')
+  refuse_unless(argument and #argument <= 256 and string.match(argument, '^[a-z0-9-]+/.'), 'job')
   return argument
+end
+
+local function tenant_of(member)
+  return string.match(member, '^[^/]+')
 end
 
 local function now_us()

@@ -1,170 +1,158 @@
--- What tenants have used and reserved, and whose turn it is (ledger/tokens.py, ledger/fairness.py).
+-- What tenants have used and reserved (ledger/tokens.py, ledger/fairness.py).
+--
+-- A tenant's sums are one text of numbers, because every admission reads all of them: its last admission, the newest
+-- bucket, then sums of buckets, of fairness periods and of days, newest first. A little more is kept than counts: what
+-- a server was ahead of its successor, when it admitted, is not lost.
 
 local BUCKET_US, BUCKETS, DAY_US = 5000000, 13, 86400000000
 local PERIOD_US, PERIODS, ACTIVE_US = 60000000, 8, 60000000
-local SEEN_US, WAITING_US, HEADROOM_PART = 30000000, 600000, 8
 local OUTPUT_COST, LOAD_COST_PER_MS, WEIGHT_UNIT = 2, 1, 100
--- A tenant's sums outlive the day that they are for.
-local SPENT_MS = 172800000
+
+local LAST, NEWEST = 1, 2
+local AHEAD = 3
+-- Where sums of a kind begin, how many there are, and how many buckets each lasts.
+local MINUTE = {first = 3, kept = BUCKETS + AHEAD, buckets = 1}
+local COUNTER = {first = 3 + MINUTE.kept, kept = PERIODS + 1, buckets = PERIOD_US / BUCKET_US}
+local DAY = {first = 3 + MINUTE.kept + COUNTER.kept, kept = 2, buckets = DAY_US / BUCKET_US}
+local KINDS = {MINUTE, COUNTER, DAY}
+local NUMBERS_KEPT = DAY.first + DAY.kept - 1
+local FORMAT = '<ddddddddddddddddddddddddddddd'
 
 local function cost_of(prompt, output, load_ms, weight)
-  return math.floor((prompt + OUTPUT_COST * output + LOAD_COST_PER_MS * load_ms) * WEIGHT_UNIT / weight)
+  return floor((prompt + OUTPUT_COST * output + LOAD_COST_PER_MS * load_ms) * WEIGHT_UNIT / weight)
 end
 
--- A tenant's sums that still count, and the fields that do not: {buckets, minute, day, counter, old}.
-local function spent_of(tenant, now)
-  local flat = redis.call('HGETALL', SPENT_PREFIX .. tenant)
-  local bucket_now, day_now = math.floor(now / BUCKET_US), math.floor(now / DAY_US)
-  local period_now = math.floor(now / PERIOD_US)
-  local found = {buckets = {}, minute = 0, day = 0, counter = 0, old = {}}
-  for i = 1, #flat, 2 do
-    local kind, unit, sum = string.sub(flat[i], 1, 1), tonumber(string.sub(flat[i], 2)), tonumber(flat[i + 1])
-    if kind == 'm' and unit > bucket_now - BUCKETS and unit <= bucket_now then
-      found.buckets[#found.buckets + 1] = {unit, sum}
-      found.minute = found.minute + sum
-    elseif kind == 'd' and unit == day_now then
-      found.day = sum
-    elseif kind == 'f' and unit > period_now - PERIODS and unit <= period_now then
-      found.counter = found.counter + math.floor(sum / 2 ^ (period_now - unit))
-    elseif kind ~= 'd' or unit < day_now then
-      found.old[#found.old + 1] = flat[i]
+-- Make another bucket the newest: what becomes too old, or lies after it, is forgotten.
+local function shift(sums, newest)
+  for _, kind in ipairs(KINDS) do
+    local steps = floor(newest / kind.buckets) - floor(sums[NEWEST] / kind.buckets)
+    local from, to, step = kind.first + kind.kept - 1, kind.first, -1
+    if steps < 0 then from, to, step = to, from, 1 end
+    if steps ~= 0 then
+      for i = from, to, step do
+        local source = i - steps
+        sums[i] = source >= kind.first and source < kind.first + kind.kept and sums[source] or 0
+      end
     end
   end
-  return found
+  sums[NEWEST] = newest
 end
 
--- Call `add(field, amount)` for every sum that a job counts for which was admitted then; what no longer counts is none.
-local function each_sum(admitted, tokens, cost, now, add)
-  if tokens ~= 0 then
-    local bucket, day = math.floor(admitted / BUCKET_US), math.floor(admitted / DAY_US)
-    if bucket > math.floor(now / BUCKET_US) - BUCKETS then add('m' .. text(bucket), tokens) end
-    if day >= math.floor(now / DAY_US) then add('d' .. text(day), tokens) end
+-- A tenant's sums from what is stored, moved to this time.
+local function sums_of(stored, now)
+  local bucket, sums = floor(now / BUCKET_US), nil
+  if stored then
+    sums = {struct.unpack(FORMAT, stored)}
+  else
+    sums = {0, bucket}
+    for i = NEWEST + 1, NUMBERS_KEPT do sums[i] = 0 end
   end
-  local period = math.floor(admitted / PERIOD_US)
-  if cost ~= 0 and period > math.floor(now / PERIOD_US) - PERIODS then add('f' .. text(period), cost) end
+  if sums[NEWEST] < bucket then
+    shift(sums, bucket)
+  elseif sums[NEWEST] > bucket + AHEAD then
+    shift(sums, bucket + AHEAD)
+  end
+  return sums
 end
 
-local function spend(tenant, admitted, tokens, cost, now)
-  each_sum(admitted, tokens, cost, now, function(field, amount)
-    redis.call('HINCRBY', SPENT_PREFIX .. tenant, field, text(amount))
-  end)
+local function read_sums(tenant, now)
+  return sums_of(redis.call('HGET', SPENT, tenant), now)
+end
+
+local function write_sums(tenant, sums)
+  redis.call('HSET', SPENT, tenant, struct.pack(FORMAT, unpack(sums, 1, NUMBERS_KEPT)))
+end
+
+-- Where the sum of a kind that runs now is: those behind it are older.
+local function current(sums, kind, now)
+  return kind.first + floor(sums[NEWEST] / kind.buckets) - floor(floor(now / BUCKET_US) / kind.buckets)
+end
+
+local function minute_of(sums, now)
+  local first, minute = current(sums, MINUTE, now), 0
+  for i = first, first + BUCKETS - 1 do minute = minute + sums[i] end
+  return minute
+end
+
+local function day_of(sums, now)
+  return sums[current(sums, DAY, now)]
+end
+
+local function counter_of(sums, now)
+  local first, counter = current(sums, COUNTER, now), 0
+  for age = 0, PERIODS - 1 do
+    local sum = sums[first + age]
+    if sum ~= 0 then counter = counter + floor(sum / 2 ^ age) end
+  end
+  return counter
+end
+
+-- Count for a job that was admitted then; what no longer counts is nowhere.
+local function count(sums, admitted, tokens, cost, now)
+  local bucket = floor(admitted / BUCKET_US)
+  if bucket > sums[NEWEST] and bucket <= floor(now / BUCKET_US) + AHEAD then shift(sums, bucket) end
+  for _, kind in ipairs(KINDS) do
+    local age = floor(sums[NEWEST] / kind.buckets) - floor(bucket / kind.buckets)
+    local i = kind.first + age
+    if age >= 0 and age < kind.kept then sums[i] = sums[i] + (kind == COUNTER and cost or tokens) end
+  end
+end
+
+-- Note a tenant's admission. The time in `recent` is exact to a bucket: the tenant's own is with its sums.
+local function note_admitted(keys, tenant, sums, admitted)
+  if floor(admitted / BUCKET_US) > floor(sums[LAST] / BUCKET_US) then redis.call('ZADD', keys[4], 'GT', admitted, tenant) end
+  sums[LAST] = math.max(sums[LAST], admitted)
+end
+
+-- Call `see(tenant, sums)` for the tenants whose last admission is after that.
+local function each_recent(keys, since, now, see)
+  local names = redis.call('ZRANGE', keys[4], '(' .. text(since - BUCKET_US), '+inf', 'BYSCORE')
+  for first = 1, #names, FIELDS_MAX do
+    local last = math.min(first + FIELDS_MAX - 1, #names)
+    for i, stored in ipairs(redis.call('HMGET', SPENT, unpack(names, first, last))) do
+      local sums = sums_of(stored, now)
+      if sums[LAST] > since then see(names[first + i - 1], sums) end
+    end
+  end
 end
 
 -- Until so many tokens have left the minute that the reserve fits.
-local function minute_wait_us(spent, reserve, limit, now)
-  local left, leaves = spent.minute, now
-  table.sort(spent.buckets, function(one, other) return one[1] < other[1] end)
-  for _, bucket in ipairs(spent.buckets) do
-    left = left - bucket[2]
-    leaves = (bucket[1] + BUCKETS) * BUCKET_US
-    if left + reserve <= limit then break end
+local function minute_wait_us(sums, left, reserve, limit, now)
+  local first, newest, leaves = current(sums, MINUTE, now), floor(now / BUCKET_US), now
+  for age = BUCKETS - 1, 0, -1 do
+    if sums[first + age] ~= 0 then
+      left = left - sums[first + age]
+      leaves = (newest - age + BUCKETS) * BUCKET_US
+      if left + reserve <= limit then break end
+    end
   end
   return leaves - now
 end
 
 -- The tenant's own limit that is reached, and what to wait for it; nil where it is within all of them.
-local function at_own_limit(ask, counts, spent, now)
+local function at_own_limit(ask, counts, sums, now)
   if counts.tenant >= ask.concurrency_max then return 'tenant', ask.retry_after_ms end
   if counts.adapter >= ask.adapter_concurrency_max then return 'adapter', ask.retry_after_ms end
   local wait
-  if spent.day + ask.reserve > ask.tokens_per_day then
-    wait = (math.floor(now / DAY_US) + 1) * DAY_US - now
+  if day_of(sums, now) + ask.reserve > ask.tokens_per_day then
+    wait = (floor(now / DAY_US) + 1) * DAY_US - now
     return 'budget', math.max(1, math.ceil(wait / 1000))
   end
-  if spent.minute + ask.reserve > ask.tokens_per_minute then
-    wait = minute_wait_us(spent, ask.reserve, ask.tokens_per_minute, now)
+  local minute = minute_of(sums, now)
+  if minute + ask.reserve > ask.tokens_per_minute then
+    wait = minute_wait_us(sums, minute, ask.reserve, ask.tokens_per_minute, now)
     return 'rate', math.max(1, math.ceil(wait / 1000))
   end
   return nil
 end
 
 -- What a tenant that comes back is behind the lowest of the others: no credit is banked.
-local function lift_of(keys, tenant, held, own, now)
-  if held > 0 then return 0 end
-  local last = redis.call('ZSCORE', keys[4], tenant)
-  if last and tonumber(last) > now - ACTIVE_US then return 0 end
+local function lift_of(keys, held, sums, own, now)
+  if held > 0 or sums[LAST] > now - ACTIVE_US then return 0 end
   local lowest
-  for _, other in ipairs(redis.call('ZRANGE', keys[4], '(' .. text(now - ACTIVE_US), '+inf', 'BYSCORE')) do
-    local counter = spent_of(other, now).counter
+  each_recent(keys, now - ACTIVE_US, now, function(_, others)
+    local counter = counter_of(others, now)
     if not lowest or counter < lowest then lowest = counter end
-  end
+  end)
   return math.max(0, (lowest or 0) - own)
-end
-
--- Who has a part in a window: {tenant = {weight, held, reserved}} of those that asked lately, or have places reserved.
-local function claims_of(keys, ask, now)
-  local names, claims = {}, {}
-  for _, tenant in ipairs(redis.call('ZRANGE', SEEN_PREFIX .. ask.window, '(' .. text(now - SEEN_US), '+inf', 'BYSCORE')) do
-    names[#names + 1] = tenant
-    claims[tenant] = {reserved = 0}
-  end
-  local weights = redis.call('HMGET', WEIGHTS, unpack(names))
-  for i, tenant in ipairs(names) do claims[tenant].weight = tonumber(weights[i] or '0') end
-  for tenant, places in pairs(ask.reserved) do
-    if not claims[tenant] then
-      names[#names + 1] = tenant
-      claims[tenant] = {weight = 0}
-    end
-    claims[tenant].reserved = places
-  end
-  local fields = {}
-  for i, tenant in ipairs(names) do fields[i] = 'p|' .. ask.window .. '|' .. tenant end
-  local held = redis.call('HMGET', keys[3], unpack(fields))
-  for i, tenant in ipairs(names) do claims[tenant].held = tonumber(held[i] or '0') end
-  return claims
-end
-
--- Places that are each tenant's own.
-local function shares_of(window_max, claims)
-  local left, weights, owed = window_max - math.floor(window_max / HEADROOM_PART), 0, {}
-  for _, claim in pairs(claims) do
-    left = left - claim.reserved
-    weights = weights + claim.weight
-  end
-  left = math.max(0, left)
-  for tenant, claim in pairs(claims) do
-    local own = claim.weight > 0 and math.max(1, math.floor(left * claim.weight / weights)) or 0
-    owed[tenant] = claim.reserved + own
-  end
-  return owed
-end
-
--- How many that wait for the same kind of place have a lower counter.
-local function before(ask, claims, owed, within, own, now)
-  local count = 0
-  local waiting = redis.call('ZRANGE', WAITING_PREFIX .. ask.window, '(' .. text(now), '+inf', 'BYSCORE')
-  for _, other in ipairs(waiting) do
-    local claim = claims[other]
-    if other ~= ask.tenant and claim and (claim.held < owed[other]) == within and spent_of(other, now).counter < own then
-      count = count + 1
-    end
-  end
-  return count
-end
-
--- nil where the tenant may take a place of the window, else why not.
-local function no_place(keys, ask, counts, own, now)
-  if counts.window >= ask.window_max then return 'window' end
-  local claims, free = claims_of(keys, ask, now), ask.window_max - counts.window
-  local owed = shares_of(ask.window_max, claims)
-  local within = claims[ask.tenant].held < owed[ask.tenant]
-  if not within then
-    free = free - math.floor(ask.window_max / HEADROOM_PART)
-    for tenant, claim in pairs(claims) do
-      if tenant ~= ask.tenant then free = free - math.max(0, owed[tenant] - claim.held) end
-    end
-  end
-  if free > before(ask, claims, owed, within, own, now) then return nil end
-  return within and 'window' or 'share'
-end
-
-local function ask_for_place(ask, now)
-  redis.call('ZADD', SEEN_PREFIX .. ask.window, text(now), ask.tenant)
-  redis.call('PEXPIRE', SEEN_PREFIX .. ask.window, text(SEEN_US / 1000))
-  redis.call('HSET', WEIGHTS, ask.tenant, text(ask.weight))
-end
-
-local function wait_for_place(ask, now)
-  redis.call('ZADD', WAITING_PREFIX .. ask.window, text(now + WAITING_US), ask.tenant)
-  redis.call('PEXPIRE', WAITING_PREFIX .. ask.window, text(WAITING_US / 1000))
 end

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from infra.redis import connect
 from infra.settings import RedisSettings
-from ledger.answers import AdmitAnswer, BeginAnswer, Begun, CancelAnswer, Closed, Granted, SettleAnswer
+from ledger.answers import AdmitAnswer, BeginAnswer, Begun, CancelAnswer, Closed, Granted, SettleAnswer, Settled
 from ledger.functions import calls
 from ledger.functions.calls import call
 from ledger.rebuild import Gate
@@ -26,6 +26,7 @@ from tests.fakes_ledger import USED, MemoryLedger, at, make_admission, make_deci
 
 ACL = json.loads(Path(calls.__file__).with_name("acl.json").read_text())
 REQUEST = at("requests.main", 5)
+INGRESS = at("jobs.acme", 5)
 # Commands of the connection itself, which Redis takes from anybody.
 ANYBODYS = {"auth", "hello", "quit", "reset"}
 FAR_MS = 1 << 42
@@ -133,6 +134,9 @@ async def test_each_user_does_its_own_work_and_no_other_command(
     allowed = {right.removeprefix("+") for right in rights}
     assert await taken(user, await every_command(admin)) == allowed
     await lapse(Ledger(admin), await soon(admin))
+    await Ledger(admin).admit(
+        make_admission("to-settle", make_decision(expires_at_ms=await soon(admin)), ingress=INGRESS)
+    )
     await WORK[role](Ledger(user), await soon(admin))
     await user.aclose()
 
@@ -198,8 +202,8 @@ async def worker_work(ledger: Ledger, expires_at_ms: int) -> None:
 
 
 async def settler_work(ledger: Ledger, _: int) -> None:
-    for job_id in ("of-router-batch", "unknown"):
-        await ledger.settle("acme", job_id, at(), USED)
+    for job_id in ("to-settle", "unknown"):
+        assert await ledger.settle("acme", job_id, INGRESS, USED) == Settled(repeated=False)
 
 
 async def release_work(ledger: Ledger, _: int) -> None:
