@@ -19,22 +19,21 @@ TENANTS = ("acme", "globex", "initech", "umbrella", "hooli")
 
 
 async def test_the_fold_and_redis_choose_the_same_tenant(redis_server: RedisServer) -> None:
-    admin = connect(redis_server.redis("admin"))
-    compared, seed, kinds = 0, 0, set[str]()
-    while compared < ROUNDS:
-        seed += 1
-        assert seed < 5 * ROUNDS, "no round was short enough to compare"
-        fold, redis = MemoryLedger(), Ledger(admin)
-        began_us = fold.now_us = await reopened(admin)
-        live = await turns(redis, random.Random(seed), began_us // 1000 + 600_000)
-        ended_us = await Gate(admin).now_us()
-        # The fold's time stands: what ends by time, or is halved by it, must not have done so meanwhile.
-        if ended_us - began_us < WAITING_US and ended_us // PERIOD_US == began_us // PERIOD_US:
-            assert await turns(fold, random.Random(seed), began_us // 1000 + 600_000) == live
-            compared += 1
-            kinds |= set(live)
-    assert kinds >= {"granted", "window", "share"}
-    await admin.aclose()
+    async with connect(redis_server.redis("admin")) as admin:
+        compared, seed, kinds = 0, 0, set[str]()
+        while compared < ROUNDS:
+            seed += 1
+            assert seed < 5 * ROUNDS, "no round was short enough to compare"
+            fold, redis = MemoryLedger(), Ledger(admin)
+            began_us = fold.now_us = await reopened(admin)
+            live = await turns(redis, random.Random(seed), began_us // 1000 + 600_000)
+            ended_us = await Gate(admin).now_us()
+            # The fold's time stands: what ends by time, or is halved by it, must not have done so meanwhile.
+            if ended_us - began_us < WAITING_US and ended_us // PERIOD_US == began_us // PERIOD_US:
+                assert await turns(fold, random.Random(seed), began_us // 1000 + 600_000) == live
+                compared += 1
+                kinds |= set(live)
+        assert kinds >= {"granted", "window", "share"}
 
 
 async def reopened(admin: Redis) -> int:

@@ -18,27 +18,28 @@ AGES_US = (-12 * S, -4 * S, 0, 3 * S, 20 * S, 58 * S, 70 * S, 400 * S, 550 * S, 
 
 
 async def test_rows_of_any_age_in_any_order_are_counted_as_the_fold_does(redis_server: RedisServer) -> None:
-    admin = connect(redis_server.redis("admin"))
-    gate, dice = Gate(admin), random.Random(3)
-    await gate.load()
-    compared = 0
-    while compared < 10:
-        epoch = await gate.raise_epoch()
-        await gate.clear(epoch)
-        now_us = await gate.now_us()
-        rows = {f"{tenant}/job-{n}": row(tenant, n, now_us, dice) for n in range(40) for tenant in ("acme", "globex")}
-        for first in range(0, 40, 4):
-            await gate.restore(epoch, list(rows.items())[first * 2 : first * 2 + 8])
-        await gate.open(epoch)
-        for member, stored in list(rows.items())[::3]:
-            (tenant, job_id), used = member.split("/"), Used(completion_tokens=dice.randrange(9))
-            await Ledger(admin).settle(tenant, job_id, coordinates(stored.ingress), used)
-        live, status = await gate.rows(), await Ledger(admin).status()
-        if await gate.now_us() // BUCKET_US == now_us // BUCKET_US:
-            assert miscounted(status, live, now_us) == []
-            assert any(spent.minute and spent.day and spent.counter for spent in status.spent.values())
-            compared += 1
-    await admin.aclose()
+    async with connect(redis_server.redis("admin")) as admin:
+        gate, dice = Gate(admin), random.Random(3)
+        await gate.load()
+        compared = 0
+        while compared < 10:
+            epoch = await gate.raise_epoch()
+            await gate.clear(epoch)
+            now_us = await gate.now_us()
+            rows = {
+                f"{tenant}/job-{n}": row(tenant, n, now_us, dice) for n in range(40) for tenant in ("acme", "globex")
+            }
+            for first in range(0, 40, 4):
+                await gate.restore(epoch, list(rows.items())[first * 2 : first * 2 + 8])
+            await gate.open(epoch)
+            for member, stored in list(rows.items())[::3]:
+                (tenant, job_id), used = member.split("/"), Used(completion_tokens=dice.randrange(9))
+                await Ledger(admin).settle(tenant, job_id, coordinates(stored.ingress), used)
+            live, status = await gate.rows(), await Ledger(admin).status()
+            if await gate.now_us() // BUCKET_US == now_us // BUCKET_US:
+                assert miscounted(status, live) == []
+                assert any(spent.minute and spent.day and spent.counter for spent in status.spent.values())
+                compared += 1
 
 
 def row(tenant: str, number: int, now_us: int, dice: random.Random) -> Row:
