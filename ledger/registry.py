@@ -116,10 +116,10 @@ class Registry:
         worker = self.workers.get(self.owners.get((pool, partition), ""))
         return worker if worker is not None and self._suits(pool, worker) else None
 
-    def served_pools(self) -> set[str]:
-        """Pools with a worker that serves some partition."""
-        owners = {(pool, worker) for (pool, _), worker in self.owners.items()}
-        return {pool for pool, name in owners if self.workers[name].rows and self._suits(pool, self.workers[name])}
+    def serving(self) -> list[WorkerReady]:
+        """The ready workers that serve some partition of their pool."""
+        workers = [self.workers[name] for name in sorted(set(self.owners.values()))]
+        return [worker for worker in workers if worker.rows and self._suits(worker.pool, worker)]
 
     def _suits(self, pool: str, worker: WorkerReady) -> bool:
         """Whether a worker runs what its pool is configured for now: a pool may have changed since the worker began."""

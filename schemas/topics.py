@@ -239,6 +239,11 @@ DLQ_TIMESTAMP = "dlq.original.timestamp"
 DLQ_COMPONENT = "dlq.component"
 
 
+def requests_group(pool: str) -> str:
+    """The consumer group of a pool's workers. Members are known by their client id: the worker's name."""
+    return f"{Role.WORKER}.{REQUESTS.of(pool)}"
+
+
 def class_of(topic: str) -> tuple[str, "jobs.JobClass | None"]:
     """(tenant, class) of an ingress topic's name; class None for a cancel topic. Raises ValueError."""
     for entry, job_class in ((JOBS, jobs.JobClass.INTERACTIVE), (BATCH, jobs.JobClass.BATCH), (CANCEL, None)):

@@ -17,6 +17,7 @@ from schemas.record import Record
 from schemas.replies import JobRejected
 from tests.factories import (
     KEYS_OF_ROLE,
+    everybody,
     make_registry,
 )
 from tests.fakes_ledger import START_MS, MemoryLedger
@@ -63,7 +64,7 @@ class Desk:
         publisher = Publisher(KAFKA, "router-test", self.clock)
         effects = Effects(publisher, KEYS_OF_ROLE[KeyRole.ROUTE])
         self.admissions = Admissions(
-            self.ledger, self.registry, effects, counter or Words(), "route-1", self.clock, Metrics()
+            self.ledger, self.registry, everybody, effects, counter or Words(), "route-1", self.clock, Metrics()
         )
         self.admissions.closed = None
         self._offset = 0

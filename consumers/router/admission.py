@@ -6,6 +6,7 @@ from typing import assert_never
 from consumers.router.decide import Candidate, Context, decide
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Cancellation, Job, Unreadable, Work
+from consumers.router.members import Present
 from consumers.router.prompts import Counter, NotCountable
 from infra.clock import Clock
 from infra.kafka.records import Outgoing
@@ -64,6 +65,7 @@ class Admissions:
         self,
         ledger: Ledger,
         registry: Registry,
+        present: Present,
         effects: Effects,
         counter: Counter,
         key_id: str,
@@ -76,6 +78,7 @@ class Admissions:
         self.ledger_closed_words = LEDGER_CLOSED
         self._ledger = ledger
         self._registry = registry
+        self._present = present
         self._effects = effects
         self._counter = counter
         self._key_id = key_id
@@ -166,7 +169,7 @@ class Admissions:
             counted_by=work.counted_by,
             key_id=self._key_id,
         )
-        choice = decide(work.job, context, self._registry, self._clock.now_ms())
+        choice = decide(work.job, context, self._registry, self._clock.now_ms(), self._present)
         if isinstance(choice, Candidate):
             word = await self._ledger.admit(
                 answers.Admission(

@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack
 from consumers.router.admission import LEDGER_CLOSED, Admissions
 from consumers.router.effects import Effects
 from consumers.router.loop import Router
+from consumers.router.members import Members, Watch
 from consumers.router.prompts import Counter, Tokens, Words
 from infra.failpoints import Failpoints
 from infra.kafka.group import Group
+from infra.kafka.members import GroupMembers
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
 from infra.kafka.tail import Tail
@@ -69,25 +71,31 @@ async def _work(process: Process) -> None:
     audit = AuditWriter(publisher, life)
     ledger = Ledger(connect(read(RedisSettings)))
     counter = _counter(read(RouterSettings), process)
+    members, groups = Members(process.clock), GroupMembers(kafka)
     admissions = Admissions(
-        ledger, registry, Effects(publisher, key), counter, key.key_id, process.clock, process.metrics
+        ledger, registry, members.present, Effects(publisher, key), counter, key.key_id, process.clock, process.metrics
     )
     failpoints = Failpoints.from_environment()
     async with AsyncExitStack() as opened:
         opened.push_async_callback(ledger.close)
         opened.push_async_callback(counter.stop)
-        for client in (publisher, view):
+        for client in (publisher, view, groups):
             opened.push_async_callback(client.stop)
         await publisher.start()
         await audit.start()
         await view.start()
+        await groups.start()
         async with asyncio.TaskGroup() as tasks:
             router = Router(admissions, publisher, audit, process.clock, process.metrics, failpoints, tasks)
             group = Group(kafka, "router", router.open, router.lose)
             opened.push_async_callback(group.stop)
             service = Service(process, view, registry, admissions, router, group, key)
             process.not_ready = service.not_ready
-            followers = [tasks.create_task(view.run()), tasks.create_task(watch(ledger, admissions, process))]
+            followers = [
+                tasks.create_task(view.run()),
+                tasks.create_task(watch(ledger, admissions, process)),
+                tasks.create_task(Watch(groups, members, view, registry, process.clock).run()),
+            ]
             keeper = read(KeeperSettings).redis()
             if keeper is not None:
                 operator = connect(keeper)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from consumers.router.members import Present
 from ledger.answers import Decision
 from ledger.registry import Registry
 from schemas.acting import acting_problem
@@ -54,7 +55,9 @@ class Refusal:
     message: str
 
 
-def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int) -> Candidate | Refusal:
+def decide(
+    job: JobSubmitted, context: Context, registry: Registry, now_ms: int, present: Present
+) -> Candidate | Refusal:
     """Everything about a job but whether there is a place for it."""
     tenant = registry.tenants.get(context.tenant)
     if tenant is None or tenant.state is not TenantState.ACTIVE or context.job_class not in tenant.classes:
@@ -87,11 +90,11 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     if reserve > min(tenant.tokens_per_minute, tenant.tokens_per_day):
         return _limit(f"prompt and answer may have {reserve} tokens; this tenant's quota never holds as many")
     needed = (prompt_tokens, job.parameters.max_tokens)
-    pool = _pool_for(manifest, context.tenant, needed, registry)
+    pool = _pool_for(manifest, context.tenant, needed, registry, present)
     if isinstance(pool, Refusal):
         return pool
     partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
-    window_max = window_of(registry, pool.pool, partition)
+    window_max = window_of(registry, pool.pool, partition, present)
     decision = Decision(
         identity=Identity(
             tenant=context.tenant, base=manifest.base, adapter=digest, tokenizer=manifest.tokenizer
@@ -118,10 +121,10 @@ def decide(job: JobSubmitted, context: Context, registry: Registry, now_ms: int)
     )
 
 
-def window_of(registry: Registry, pool: str, partition: int) -> int:
-    """How many admitted, unfinished jobs a pool's partition takes at once; none without a ready owner."""
+def window_of(registry: Registry, pool: str, partition: int, present: Present) -> int:
+    """How many admitted, unfinished jobs a pool's partition takes at once; none without a ready owner that is there."""
     owner = registry.owner_of(pool, partition)
-    return WINDOW_PER_ROW * owner.rows if owner else 0
+    return WINDOW_PER_ROW * owner.rows if owner and present(owner) else 0
 
 
 def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:
@@ -147,7 +150,7 @@ def _prompt_tokens(context: Context, manifest: AdapterManifest) -> int | Refusal
 
 
 def _pool_for(
-    manifest: AdapterManifest, tenant: str, needed: tuple[int, int], registry: Registry
+    manifest: AdapterManifest, tenant: str, needed: tuple[int, int], registry: Registry, present: Present
 ) -> PoolConfigured | Refusal:
     """The smallest pool that suffices and has a worker; without one, the smallest. Needed: tokens of prompt and answer.
 
@@ -166,7 +169,7 @@ def _pool_for(
         return _limit(f"{asked}; prompt and answer together have at most {longest} tokens")
     if len(enough) == 1:
         return enough[0]
-    served = registry.served_pools()
+    served = {worker.pool for worker in registry.serving() if present(worker)}
 
     def order(pool: PoolConfigured) -> tuple[bool, bool, int, int, str]:
         return pool.pool not in served, pool.context_max < sum(needed), pool.rank_max, pool.context_max, pool.pool

@@ -28,7 +28,7 @@ from schemas.adapters import PoolConfigured
 from schemas.audit import LoadReason
 from schemas.errors import InvalidRecord
 from schemas.jobs import RequestCancelled
-from schemas.topics import CANCELS, REGISTRY
+from schemas.topics import CANCELS, REGISTRY, REQUESTS
 
 log = ActionLog("worker")
 
@@ -67,7 +67,7 @@ async def _work(process: Process) -> None:
         opened.push_async_callback(cancels.stop)
         await cancels.start()
         listening = tasks.create_task(cancels.run())
-        group = Group(kafka, f"requests.{pool}", worker.lanes_opened, worker.lanes_lost)
+        group = Group(kafka, REQUESTS.of(pool), worker.lanes_opened, worker.lanes_lost, client_id=process.name)
         opened.push_async_callback(group.stop)
         process.not_ready = lambda: worker.not_ready
         working = tasks.create_task(worker.run(group))

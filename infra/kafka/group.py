@@ -31,13 +31,20 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships 
     """Polls the partitions this process owns. `on_open` and `on_lost` hear of lanes before they are read from
     and after another process may own them."""
 
-    def __init__(self, settings: KafkaSettings, name: str, on_open: LanesChanged, on_lost: LanesChanged) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        name: str,
+        on_open: LanesChanged,
+        on_lost: LanesChanged,
+        client_id: str = "switchyard",
+    ) -> None:
         self.name = settings.group(name)
         self.lanes: dict[TopicPartition, Lane] = {}
         self._settings = settings
         self._on_open = on_open
         self._on_lost = on_lost
-        self._consumer = clients.make_consumer(settings, self.name)
+        self._consumer = clients.make_consumer(settings, self.name, client_id)
         self._admin = clients.make_admin(settings)
         self._paused: set[TopicPartition] = set()
         # Records polled under one assignment mean nothing under the next.

@@ -75,7 +75,7 @@ def test_whoever_is_admitted_runs_its_own_approved_adapter_or_the_bases_zero_ada
         counted_by=counted_by,
         key_id="route-1",
     )
-    answer = decide(make_job(alias=alias, tenant=claimed), context, registry, 1)
+    answer = decide(make_job(alias=alias, tenant=claimed), context, registry, 1, everybody)
     if not isinstance(answer, Candidate):
         return
     identity, digest = answer.decision.identity, answer.decision.identity.adapter

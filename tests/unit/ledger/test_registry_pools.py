@@ -28,12 +28,12 @@ BASE, OTHER = (f"sha256:{number:064x}" for number in (1, 2))
 def test_a_worker_counts_where_it_suits_its_pool(pool: dict[str, Any], worker: dict[str, Any], suits: bool) -> None:
     """Any: fields of the records."""
     registry = make_registry([pool_of(BASE, **pool), ready(**{"base": BASE, **worker})])
-    assert registry.served_pools() == ({"main"} if suits else set())
+    assert [w.pool for w in registry.serving()] == (["main"] if suits else [])
     owner = registry.owner_of("main", 0)
     assert (owner is not None and owner.rows > 0) == suits
 
 
 def test_a_pool_that_changed_is_served_again_by_a_worker_that_began_after_it() -> None:
     changed = [pool_of(BASE), ready(BASE, rank_max=8), pool_of(BASE, rank_max=16)]
-    assert not make_registry(changed).served_pools()
-    assert make_registry([*changed, ready(BASE, rank_max=16)]).served_pools() == {"main"}
+    assert not make_registry(changed).serving()
+    assert [w.pool for w in make_registry([*changed, ready(BASE, rank_max=16)]).serving()] == ["main"]

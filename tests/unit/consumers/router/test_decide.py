@@ -17,6 +17,7 @@ from tests.factories import (
     Entry,
     approved,
     configured,
+    everybody,
     make_base,
     make_job,
     make_manifest,
@@ -60,7 +61,7 @@ def decided(
     job: JobSubmitted, more: Sequence[Entry] = (), context: Context | None = None, now_ms: int = NOW_MS
 ) -> Candidate | Refusal:
     """The answer to a job of acme in the usual world and what was appended to it since."""
-    return decide(job, context or make_context(), make_registry([*make_world(), *more]), now_ms)
+    return decide(job, context or make_context(), make_registry([*make_world(), *more]), now_ms, everybody)
 
 
 def refused(
@@ -157,7 +158,7 @@ def test_every_way_to_name_no_adapter_is_answered_in_the_same_words(case: str) -
 def test_a_malformed_alias_is_refused_before_anything_is_looked_up() -> None:
     registry = make_registry([*make_world(), pointed("acme", "support", SUPPORT.digest)])
     registry.aliases["acme", "../support"] = registry.aliases["acme", "support"]
-    assert isinstance(decide(make_job(alias="../support"), make_context(), registry, NOW_MS), Refusal)
+    assert isinstance(decide(make_job(alias="../support"), make_context(), registry, NOW_MS, everybody), Refusal)
 
 
 REFUSALS: dict[str, tuple[JobSubmitted, list[Entry], Context, RejectReason]] = {
@@ -224,7 +225,7 @@ def test_a_payload_that_names_its_own_tenant_is_taken() -> None:
 
 def test_without_a_pool_for_the_base_a_job_may_come_again() -> None:
     world = [entry for entry in make_world() if entry[0] != "pools"]
-    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS)
+    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS, everybody)
     assert isinstance(answer, Refusal)
     assert answer.reason is RejectReason.NOT_READY
 
@@ -240,7 +241,7 @@ def test_a_job_goes_to_the_smallest_served_pool_that_suffices() -> None:
 def test_without_any_worker_a_job_waits_for_the_smallest_pool() -> None:
     world = [entry for entry in make_world() if entry[0] != "workers"]
     small = pool_of(BASE.base, "small", rank_max=4, context_max=512)
-    answer = decide(make_job(), make_context(), make_registry([*world, small]), NOW_MS)
+    answer = decide(make_job(), make_context(), make_registry([*world, small]), NOW_MS, everybody)
     assert isinstance(answer, Candidate)
     assert (answer.decision.pool, answer.window_max) == ("small", 0)
 
@@ -284,7 +285,7 @@ def test_the_window_is_twice_the_rows_of_the_ready_owner() -> None:
 
 def test_without_a_ready_owner_the_window_is_zero() -> None:
     world = [entry for entry in make_world() if entry[0] != "workers"]
-    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS)
+    answer = decide(make_job(), make_context(), make_registry(world), NOW_MS, everybody)
     assert isinstance(answer, Candidate)
     assert answer.window_max == 0
 
@@ -306,7 +307,7 @@ def test_a_job_goes_to_a_home_partition_of_its_digest_and_always_to_the_same() -
 
 def test_a_decision_says_where_the_view_stood_and_who_will_sign() -> None:
     registry = make_registry()
-    answer = decide(make_job(), make_context(), registry, NOW_MS)
+    answer = decide(make_job(), make_context(), registry, NOW_MS, everybody)
     assert isinstance(answer, Candidate)
     assert answer.decision.decided_on == registry.positions
     assert answer.decision.decided_on is not registry.positions

@@ -16,6 +16,7 @@ from tests.factories import (
     KEYS_OF_ROLE,
     Entry,
     configured,
+    everybody,
     make_base,
     make_grant,
     make_job,
@@ -52,7 +53,7 @@ def decided(
         key_id="route-1",
     )
     job = make_job(alias=alias, impersonation=grant)
-    return decide(job, context, make_registry([*make_world(), *more]), now_ms)
+    return decide(job, context, make_registry([*make_world(), *more]), now_ms, everybody)
 
 
 def test_a_job_with_a_grant_in_force_runs_as_the_tenants_own_job() -> None:
