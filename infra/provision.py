@@ -33,7 +33,7 @@ from confluent_kafka.admin import (
 from infra.settings import KafkaSettings, StackFile
 from schemas.errors import InvalidName, SwitchyardError
 from schemas.ids import parse_tenant
-from schemas.topics import EVERY_SERVICE, PER_POOL, PER_TENANT, SINGLE, TOPICS, Role, Topic
+from schemas.topics import EVERY_SERVICE, PER_POOL, PER_TENANT, SINGLE, TOPICS, Role, Topic, requests_group
 
 CALL_SECONDS_MAX: Final = 20.0
 # A broker obeys a new user or ACL once it has read it back from its own metadata log: some milliseconds.

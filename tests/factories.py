@@ -161,7 +161,7 @@ def ready(
     return WORKERS.name, worker, record
 
 
-def everybody(worker: WorkerReady) -> bool:
+def everybody(_: WorkerReady) -> bool:
     """Whoever is ready is there."""
     return True
 

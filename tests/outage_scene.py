@@ -38,6 +38,8 @@ class Seen:
     # What became of new jobs while the service was away.
     told: list[Final] = field(default_factory=list)
     notices: list[JobWaiting] = field(default_factory=list)
+    # How long it took until a new job was told so.
+    took_s: float = 0.0
     # Jobs that were routed meanwhile, and whether Kafka took a client's record.
     routed: set[str] = field(default_factory=set)
     taken: bool = True

@@ -3,13 +3,16 @@
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any
 
 from confluent_kafka import Producer
 
+from schemas.jobs import RejectReason
+from schemas.replies import JobRejected
 from schemas.topics import TENANTS
 from tests.factories import make_job
-from tests.outage_scene import ENGINE, GONE, LONGER, TENANT, Scene, Seen, first
+from tests.outage_scene import ENGINE, GONE, LONGER, TENANT, Final, Scene, Seen, first
 from tests.routing import until
 
 WAIT_S = 60.0
@@ -144,6 +147,7 @@ async def the_worker_is_killed(scene: Scene) -> Seen:
     running = await scene.start_long()
     before = await routing.routed_ids()
     scene.stack.processes[scene.worker].kill()
+    killed_at = monotonic()
     jobs = [make_job(alias="a") for _ in range(WINDOW + 1)]
     await routing.jobs(*jobs)
     ids = {job.job_id for job in jobs}
@@ -155,9 +159,19 @@ async def the_worker_is_killed(scene: Scene) -> Seen:
 
     await first(all_decided)
     seen.told = [reply for reply in await scene.finals() if reply.job_id in ids]
+
+    async def missed() -> list[Final]:
+        await routing.jobs(probe := make_job(alias="a"))
+        told = await scene.final(probe)
+        return [told] if isinstance(told, JobRejected) and told.reason is RejectReason.NOT_READY else []
+
+    seen.told.append(await first(missed))
+    seen.took_s = monotonic() - killed_at
+    await routing.post("batch", waiting := make_job(alias="b"))
+    seen.notices = [await scene.notice(waiting)]
     await scene.start_worker()
     seen.ran = await scene.final(running)
-    seen.after = [await scene.final(job) for job in jobs if job.job_id in seen.routed]
+    seen.after = [await scene.final(job) for job in [*jobs, waiting] if job.job_id in {*seen.routed, waiting.job_id}]
     return await scene.look_back(seen)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,6 +22,7 @@ from schemas.record import Record, decode_one_of
 from schemas.replies import JobRejected
 from schemas.topics import CANCELS, DLQ, REQUESTS, Role
 from tests.factories import ready
+from tests.members import in_the_group
 from tests.world import PARTITIONS, World, make_world_on
 
 WAIT_S = 60.0
@@ -38,6 +39,8 @@ class Routing:
     ledger: Ledger
     tenants: Sequence[str]
     processes: list[Process] = field(default_factory=list)
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
+    serving: bool = False
 
     @property
     def tenant(self) -> str:
@@ -53,9 +56,11 @@ class Routing:
 
     async def serve(self, rows: int) -> None:
         """A ready worker on every partition of the pool, or with no rows one that has no place."""
-        await self.world.append(
-            [ready(self.world.base.base, f"w-{self.world.pool}", self.world.pool, rows, range(PARTITIONS))]
-        )
+        name = f"w-{self.world.pool}"
+        if not self.serving:
+            self.serving = True
+            await self.opened.enter_async_context(in_the_group(self.stack, self.world.pool, name))
+        await self.world.append([ready(self.world.base.base, name, self.world.pool, rows, range(PARTITIONS))])
 
     async def post(self, topic: str, *contents: Record | bytes, tenant: str | None = None) -> None:
         """Append with a foreign client, as the tenant: plain JSON, no headers of ours, no key."""
@@ -151,5 +156,6 @@ async def routing_on(
         finally:
             for process in routing.processes:
                 process.stop()
+            await routing.opened.aclose()
             await ledger.close()
             await admin.aclose()

@@ -8,10 +8,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiokafka.errors import KafkaError
-
 from infra.clock import Clock
-from infra.kafka.clients import KafkaTimeout
+from infra.kafka.clients import KafkaError, KafkaTimeout
 from infra.kafka.members import GroupMembers
 from infra.kafka.tail import Tail
 from infra.logs import ActionLog

@@ -58,9 +58,7 @@ def _connection(settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
-def make_consumer(
-    settings: KafkaSettings, group: str | None = None, client_id: str = "switchyard"
-) -> AIOKafkaConsumer:
+def make_consumer(settings: KafkaSettings, group: str | None = None, client_id: str = "switchyard") -> AIOKafkaConsumer:
     """A consumer that never commits by itself and sees committed records only. Others know it by its client id."""
     return AIOKafkaConsumer(
         client_id=client_id,

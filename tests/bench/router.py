@@ -19,6 +19,7 @@ from tests.bench.bare import LIBRARY, BareTask, Drained, Sample
 from tests.bench.children import BenchFailed, Say, measured_by
 from tests.bench.figures import Figure
 from tests.factories import ready
+from tests.members import in_the_group
 from tests.world import PARTITIONS, make_world_on
 
 POOL = "bench-router"
@@ -26,6 +27,7 @@ TENANT = "bench-router"
 # Its topic holds the same jobs for the bare loop. It is no tenant of the registry, so that no router reads it.
 BARE = "bench-bare"
 ALIAS = "support"
+NOBODY = "nobody"
 # No place is ever short: what is measured is the router, not its patience.
 PLENTY = 1_000_000
 LOOK_S = 0.5
@@ -50,8 +52,8 @@ async def measure(stack: Stack, effort: Effort, say: Say) -> list[Figure]:
     ours: list[float] = []
     theirs: list[float] = []
     rows: dict[str, object] = {"concurrency_max": PLENTY}
-    async with make_world_on(stack, POOL, {TENANT: [ALIAS]}, rows) as world:
-        await world.append([ready(world.base.base, "nobody", POOL, PLENTY, range(PARTITIONS))])
+    async with make_world_on(stack, POOL, {TENANT: [ALIAS]}, rows) as world, in_the_group(stack, POOL, NOBODY):
+        await world.append([ready(world.base.base, NOBODY, POOL, PLENTY, range(PARTITIONS))])
         for number in range(effort.rounds):
             routed, audit, request = await _drain_by_router(stack, effort.jobs)
             ours.append(routed)

@@ -11,6 +11,7 @@ from tests.factories import (
     Entry,
     approved,
     configured,
+    everybody,
     make_base,
     make_job,
     make_manifest,
