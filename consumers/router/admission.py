@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from consumers.router.decide import Candidate, Context, decide
+from consumers.router.decide import Candidate, Context, Present, decide
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Cancellation, Job, Unreadable, Work
-from consumers.router.members import Present
 from consumers.router.prompts import Counter, NotCountable
 from infra.clock import Clock
 from infra.kafka.records import Outgoing

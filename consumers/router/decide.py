@@ -1,12 +1,12 @@
 """Under which digest a job would run, or why it is refused. Pure, and denies by default: no default adapter exists."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from consumers.router.members import Present
 from ledger.answers import Decision
 from ledger.registry import Registry
 from schemas.acting import acting_problem
-from schemas.adapters import AdapterManifest, PoolConfigured
+from schemas.adapters import AdapterManifest, PoolConfigured, WorkerReady
 from schemas.ids import is_alias
 from schemas.jobs import JobClass, JobSubmitted, Limits, RejectReason, tenant_job
 from schemas.keys import KeyRole
@@ -18,6 +18,8 @@ from schemas.tenants import TenantConfigured, TenantState
 UNKNOWN_ALIAS = "this tenant has no such alias"
 # Jobs a pool partition takes at once: one batch in the engine and the next one at hand.
 WINDOW_PER_ROW = 2
+# Whether a worker that said that it is ready is there now.
+Present = Callable[[WorkerReady], bool]
 UNCOUNTED = "prompts for this base cannot be counted now; send the job again later"
 
 

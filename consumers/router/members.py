@@ -5,7 +5,6 @@ membership ends by itself.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -23,8 +22,6 @@ log = ActionLog("router")
 ASK_S = 1.0
 # For how long an answer counts, from when it was asked for: as long as a registry view.
 ANSWER_COUNTS_S = 5.0
-
-Present = Callable[[WorkerReady], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
