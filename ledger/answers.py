@@ -278,7 +278,7 @@ class Spent:
 class Status:
     """What is held now. `windows` is by `<pool>/<partition>`, `adapters` by `<tenant>|<digest>`.
 
-    `spent` is of the tenants that were admitted something lately.
+    `spent` is of the tenants that were admitted something lately; `now_us` is when that was, on the ledger's clock.
     """
 
     open: bool
@@ -289,7 +289,6 @@ class Status:
     windows: dict[str, int] = field(default_factory=dict)
     references: dict[str, int] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)
-    #: When that was, on the ledger's clock.
     now_us: int = field(default=0, compare=False)
 
 

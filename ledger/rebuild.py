@@ -208,7 +208,7 @@ async def check(kafka: KafkaSettings, redis: Redis) -> list[str]:
     status = await Ledger(redis).status()
     if not status.open:
         return ["the ledger is closed"]
-    await Log(kafka, await gate.now_us()).read_on(fold)
+    await Log(kafka, status.now_us).read_on(fold)
     # Counts before rows, and both as of the counts' time: a lease that ends between the two is no difference.
     status = await Ledger(redis).status()
     live = await gate.rows()
