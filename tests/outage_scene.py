@@ -16,6 +16,7 @@ from schemas.jobs import JobSubmitted
 from schemas.record import decode_one_of
 from schemas.replies import FINAL_REPLIES, JobCompleted, JobFailed, JobRejected, JobWaiting, TokensGenerated
 from tests.factories import make_job
+from tests.members import start_served
 from tests.routing import Routing, routing_on, until
 
 ENGINE = EngineSettings(kind="fake", slots=2, rows=4, step_ms=50)
@@ -70,8 +71,7 @@ class Scene:
     async def start_worker(self) -> None:
         """A worker of the pool, with a name and a cache of its own."""
         self.worker = f"worker-{len(self.stack.processes)}-{self.routing.world.pool}"
-        pool = self.routing.world.pool
-        await asyncio.to_thread(self.stack.start_engine, self.worker, engine=ENGINE, pool=pool)
+        await start_served(self.stack, self.worker, ENGINE, self.routing.world.pool)
 
     async def finals(self) -> list[Final]:
         records = await self.routing.world.read(f"replies.{TENANT}")

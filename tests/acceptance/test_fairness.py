@@ -18,6 +18,7 @@ from schemas.replies import JobCompleted
 from schemas.topics import REQUESTS, Role
 from tests.bench import burst
 from tests.factories import IN_WORDS, pool_of
+from tests.members import start_served
 from tests.world import make_world_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -63,7 +64,7 @@ async def test_twenty_tenants_on_four_slots_are_each_served(fair: Stack) -> None
     pool = f"fair-{next(_names)}"
     async with AsyncExitStack() as opened:
         await opened.enter_async_context(make_world_on(fair, pool, dict.fromkeys(TENANTS, ("a",))))
-        worker = await asyncio.to_thread(lambda: fair.start_engine("worker-fair", engine=engine, pool=pool))
+        worker = await start_served(fair, "worker-fair", engine, pool)
         opened.push_async_callback(asyncio.to_thread, worker.stop)
         clients = [await opened.enter_async_context(JobClient(fair.kafka(name), name)) for name in TENANTS]
         jobs = [
@@ -104,7 +105,7 @@ async def test_a_demanding_tenant_moves_to_a_pool_of_its_own_under_load_and_lose
 
 
 async def started(opened: AsyncExitStack, stack: Stack, name: str, pool: str) -> None:
-    worker = await asyncio.to_thread(lambda: stack.start_engine(name, engine=burst.ENGINE, pool=pool))
+    worker = await start_served(stack, name, burst.ENGINE, pool)
     opened.push_async_callback(asyncio.to_thread, worker.stop)
 
 

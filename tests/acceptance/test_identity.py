@@ -24,6 +24,7 @@ from schemas.record import Identity, decode_one_of
 from schemas.replies import JobCompleted
 from schemas.tenants import TenantConfigured
 from schemas.topics import AUDIT, Role
+from tests.members import start_served
 from tests.models import marker_adapter, marker_text, tiny_base
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -76,7 +77,7 @@ async def test_two_hundred_jobs_over_six_adapters_and_the_base_on_two_slots(whol
     engine = EngineSettings(kind="vllm", base=tmp_path / "base", slots=2, rows=16, context_max=256, kv_bytes=32 << 20)
     await asyncio.to_thread(whole.start_engine, "gate-tiny", Role.GATE, engine)
     async with released(whole, tmp_path) as made:
-        await asyncio.to_thread(whole.start_engine, "worker-tiny", engine=engine, pool="tiny")
+        await start_served(whole, "worker-tiny", engine, "tiny")
         clients = {t: JobClient(whole.kafka(t), t) for t in TENANTS}
         async with clients["north"], clients["south"]:
             order = random.Random(7).choices(sorted(made), k=JOBS)

@@ -25,6 +25,7 @@ from schemas.signing import SigningKey
 from schemas.topics import AUDIT, BATCH, JOBS, KEYS
 from tests.factories import make_grant, make_job, published
 from tests.integration.test_release_cli import Shell
+from tests.members import start_served
 from tests.routing import until
 from tests.world import World, make_world_on
 
@@ -43,9 +44,7 @@ async def two_tenants(whole: Stack) -> AsyncIterator[tuple[World, str, str]]:
         await asyncio.to_thread(whole.add_tenant, name)
     worker = f"worker-acted-{number}"
     async with make_world_on(whole, f"acted-{number}", {one: ["a"], two: ["a"]}) as world:
-        await asyncio.to_thread(
-            whole.start_engine, worker, engine=EngineSettings(kind="fake", step_ms=5), pool=world.pool
-        )
+        await start_served(whole, worker, EngineSettings(kind="fake", step_ms=5), world.pool)
         try:
             yield world, one, two
         finally:

@@ -24,6 +24,7 @@ from schemas.metering import UsageRecorded
 from schemas.record import Identity, Record, decode_one_of
 from schemas.replies import FINAL_REPLIES, JobCompleted, JobFailed, JobRejected
 from schemas.topics import BATCH, CANCELS, DLQ_TOPIC, JOBS, METERING, REPLIES, REQUESTS
+from tests.members import start_served
 from tests.world import World, make_world_on
 
 pytestmark = pytest.mark.timeout(240)
@@ -40,7 +41,7 @@ def start_worker(whole: Stack) -> Iterator[StartWorker]:
 
     async def start(world: World) -> str:
         names.append(f"worker-{world.pool}-{len(names)}")
-        await asyncio.to_thread(whole.start_engine, names[-1], engine=ENGINE, pool=world.pool)
+        await start_served(whole, names[-1], ENGINE, world.pool)
         return names[-1]
 
     yield start

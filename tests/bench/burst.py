@@ -18,6 +18,7 @@ from schemas.topics import METERING
 from tests.bench.children import Say
 from tests.bench.figures import Figure, quantile
 from tests.bench.records import records_since
+from tests.members import start_served
 from tests.world import make_world_on
 
 POOL = "bench-burst"
@@ -76,7 +77,7 @@ async def measure(stack: Stack, seconds: float, say: Say) -> list[Figure]:
             await asyncio.to_thread(stack.add_tenant, tenant)
         names = dict.fromkeys((FLOODER, *OTHERS), ("a",))
         await opened.enter_async_context(make_world_on(stack, POOL, names, dict(PLENTY)))
-        worker = await asyncio.to_thread(lambda: stack.start_engine("worker-burst", engine=ENGINE, pool=POOL))
+        worker = await start_served(stack, "worker-burst", ENGINE, POOL)
         opened.push_async_callback(asyncio.to_thread, worker.stop)
         clients = await _clients(opened, stack, (FLOODER, *OTHERS))
         async with records_since(stack, (METERING,)) as found:

@@ -28,6 +28,7 @@ from tests.bench.figures import Figure, quantile
 from tests.bench.plain_vllm import PlainAnswer, PlainTrace
 from tests.bench.real import admitted
 from tests.bench.records import records_since
+from tests.members import start_served
 from tests.models import marker_adapter, tiny_base
 
 POOL = "bench-cold"
@@ -173,7 +174,7 @@ async def _served(stack: Stack, base: Path, say: Say) -> AsyncIterator[dict[str,
     async with open_desk(stack.file, SystemClock(), "bench") as desk:
         say(f"{POOL}: a tiny base and {len(HOT) + len(COLD_ALIASES)} adapters are made known")
         await _release(stack, desk, base)
-    worker = await asyncio.to_thread(lambda: stack.start_engine("worker-cold", engine=engine_on(base), pool=POOL))
+    worker = await start_served(stack, "worker-cold", engine_on(base), POOL)
     async with AsyncExitStack() as opened:
         opened.push_async_callback(asyncio.to_thread, worker.stop)
         yield {name: await opened.enter_async_context(JobClient(stack.kafka(name), name)) for name in (*HOT, COLD)}

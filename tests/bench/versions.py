@@ -23,6 +23,7 @@ from tests.bench.children import Say
 from tests.bench.figures import Figure
 from tests.bench.records import Dated, records_since
 from tests.factories import configured
+from tests.members import start_served
 from tests.world import make_world_on
 
 
@@ -138,7 +139,7 @@ async def _house(opened: AsyncExitStack, stack: Stack, pool: str, versions: int)
         [configured(_twin(pool, name), slots_floor=caller.floor) for name, caller in CALLERS.items()]
         + [configured(OFFENDER, loads_per_minute=LOADS_PER_MINUTE, **PLENTY)] * bool(versions)
     )
-    worker = await asyncio.to_thread(lambda: stack.start_engine(f"worker-{pool}", engine=ENGINE, pool=pool))
+    worker = await start_served(stack, f"worker-{pool}", ENGINE, pool)
     opened.push_async_callback(asyncio.to_thread, worker.stop)
     return {
         tenant: await opened.enter_async_context(JobClient(stack.kafka(tenant), tenant, retry=False))

@@ -265,7 +265,8 @@ async def settle_one(routing: Routing) -> None:
     """End the lease of one job that still holds one, as the settler does."""
     for request, _ in await routing.routed():
         route = request.route
+        tenant = route.identity.tenant
         before = await routing.ledger.status()
-        await routing.ledger.settle(route.identity.tenant, route.job_id, route.ingress, Used())
-        if (await routing.ledger.status()).leases < before.leases:
+        await routing.ledger.settle(tenant, route.job_id, route.ingress, Used())
+        if (await routing.ledger.status()).tenants.get(tenant, 0) < before.tenants.get(tenant, 0):
             return

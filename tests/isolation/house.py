@@ -16,6 +16,7 @@ from schemas.jobs import JobClass, JobSubmitted, Parameters, RequestRouted
 from schemas.record import Record, decode_one_of
 from schemas.replies import FINAL_REPLIES, FinalReply, JobCompleted
 from schemas.topics import AUDIT, REPLIES, REQUESTS
+from tests.members import start_served
 from tests.workbench import readable
 from tests.world import World, make_world_on
 
@@ -59,7 +60,7 @@ class House:
 
     async def start_worker(self) -> None:
         name = f"worker-{POOL}-{len(self.workers)}"
-        await asyncio.to_thread(self.stack.start_engine, name, engine=ENGINE, pool=POOL)
+        await start_served(self.stack, name, ENGINE, POOL)
         self.workers.append(name)
 
     async def ask(self, tenant: str, alias: str, tokens: int = 8, job_class: JobClass = JobClass.BATCH) -> FinalReply:
