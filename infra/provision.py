@@ -81,8 +81,8 @@ def grants_of_role(role: Role) -> frozenset[Grant]:
     granted.add(
         Grant(user=role.value, resource=ResourceType.GROUP, name=role.value, operation=AclOperation.READ, prefixed=True)
     )
-    if role is Role.ROUTER:
-        # Who is there: a worker counts as ready while it is in its pool's group.
+    if role in {Role.ROUTER, Role.OPERATOR}:
+        # Who is there: a worker counts as ready while it is in its pool's group, and `pool list` says so.
         granted.add(
             Grant(user=role.value, resource=ResourceType.GROUP, name=requests_group(""),
                   operation=AclOperation.DESCRIBE, prefixed=True)

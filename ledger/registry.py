@@ -1,5 +1,6 @@
 """The registry view: a fold of the record topics. Pure: feed it records, ask it what stands."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from schemas.adapters import (
@@ -24,6 +25,10 @@ from schemas.tenants import AliasGranted, AliasWithdrawn, TenantConfigured, Tena
 from schemas.topics import REGISTRY
 
 RECORDS = {topic.name: topic.records for topic in REGISTRY}
+# Jobs a pool partition takes at once: one batch in the engine and the next one at hand.
+WINDOW_PER_ROW = 2
+# Whether a worker that said that it is ready is there now.
+Present = Callable[[WorkerReady], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,11 @@ class Registry:
         """The ready worker that serves a pool's partition: the last one that said so, where it suits the pool."""
         worker = self.workers.get(self.owners.get((pool, partition), ""))
         return worker if worker is not None and self._suits(pool, worker) else None
+
+    def window_of(self, pool: str, partition: int, present: Present) -> int:
+        """How many admitted, unfinished jobs a partition takes at once; none without a ready owner that is there."""
+        owner = self.owner_of(pool, partition)
+        return WINDOW_PER_ROW * owner.rows if owner and present(owner) else 0
 
     def serving(self) -> list[WorkerReady]:
         """The ready workers that serve some partition of their pool."""

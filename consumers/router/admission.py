@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from consumers.router.decide import Candidate, Context, Present, decide
+from consumers.router.decide import Candidate, Context, decide
 from consumers.router.effects import NOTHING, Effect, Effects
 from consumers.router.intake import Cancellation, Job, Unreadable, Work
 from consumers.router.prompts import Counter, NotCountable
@@ -12,7 +12,7 @@ from infra.kafka.records import Outgoing
 from infra.logs import ActionLog
 from infra.metrics import Metrics
 from ledger import answers
-from ledger.registry import Registry
+from ledger.registry import Present, Registry
 from ledger.store import Ledger, LedgerUnavailable, LedgerUnreachable
 from schemas.adapters import BaseManifest
 from schemas.jobs import RETRYABLE, JobClass, RejectReason

@@ -1,12 +1,11 @@
 """Under which digest a job would run, or why it is refused. Pure, and denies by default: no default adapter exists."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ledger.answers import Decision
-from ledger.registry import Registry
+from ledger.registry import Present, Registry
 from schemas.acting import acting_problem
-from schemas.adapters import AdapterManifest, PoolConfigured, WorkerReady
+from schemas.adapters import AdapterManifest, PoolConfigured
 from schemas.ids import is_alias
 from schemas.jobs import JobClass, JobSubmitted, Limits, RejectReason, tenant_job
 from schemas.keys import KeyRole
@@ -16,10 +15,6 @@ from schemas.tenants import TenantConfigured, TenantState
 
 # One answer to a name that does not exist, is malformed, is another's, is not approved yet or was revoked.
 UNKNOWN_ALIAS = "this tenant has no such alias"
-# Jobs a pool partition takes at once: one batch in the engine and the next one at hand.
-WINDOW_PER_ROW = 2
-# Whether a worker that said that it is ready is there now.
-Present = Callable[[WorkerReady], bool]
 UNCOUNTED = "prompts for this base cannot be counted now; send the job again later"
 
 
@@ -96,7 +91,7 @@ def decide(
     if isinstance(pool, Refusal):
         return pool
     partition = partition_of(digest, tenant_job(context.tenant, job.job_id), pool.partitions, manifest.max_replicas)
-    window_max = window_of(registry, pool.pool, partition, present)
+    window_max = registry.window_of(pool.pool, partition, present)
     decision = Decision(
         identity=Identity(
             tenant=context.tenant, base=manifest.base, adapter=digest, tokenizer=manifest.tokenizer
@@ -121,12 +116,6 @@ def decide(
         window_max=window_max,
         reserved={name: window_max * percent // 100 for name, percent in pool.reserved.items()},
     )
-
-
-def window_of(registry: Registry, pool: str, partition: int, present: Present) -> int:
-    """How many admitted, unfinished jobs a pool's partition takes at once; none without a ready owner that is there."""
-    owner = registry.owner_of(pool, partition)
-    return WINDOW_PER_ROW * owner.rows if owner and present(owner) else 0
 
 
 def _digest_of(alias: str, tenant: str, registry: Registry) -> str | None:

@@ -5,8 +5,15 @@ import click
 from producers.cli.at_desk import at_desk, print_table, running_stack
 from producers.release import platform
 from producers.release.desk import Desk
+from producers.release.pools import PoolNow, WorkerNow, members_of, pool_now
+from schemas.adapters import PoolConfigured
 from schemas.ids import parse_tenant
-from schemas.topics import REQUESTS
+from schemas.topics import REQUESTS, Role
+
+POOL_COLUMNS = (
+    "pool", "base", "rank max", "context max", "partitions", "rows", "window", "only for", "reserved", "engines",
+)  # fmt: skip
+WORKER_COLUMNS = ("worker", "pool", "engine", "slots", "rows", "partitions", "state")
 
 
 @click.group()
@@ -67,22 +74,45 @@ def _reserved(part: str) -> tuple[str, int]:
 
 @pool.command("list")
 def list_() -> None:
-    """List pools with what they serve."""
-    columns = ("pool", "base", "rank max", "context max", "partitions", "only for", "reserved", "engines")
-    print_table(columns, at_desk(_rows))
+    """List pools with what they serve, and their workers.
+
+    Rows and window count what routers count: workers that Kafka says are in their pool's consumer group.
+    """
+    operator = running_stack().kafka(Role.OPERATOR)
+
+    async def look(desk: Desk) -> tuple[list[PoolConfigured], dict[str, PoolNow]]:
+        announced = {worker.pool for worker in desk.registry.workers.values()}
+        members = await members_of(operator, announced & desk.registry.pools.keys())
+        now = {name: pool_now(desk.registry, name, members.get(name, frozenset())) for name in desk.registry.pools}
+        return list(desk.registry.pools.values()), now
+
+    pools, now = at_desk(look)
+    print_table(POOL_COLUMNS, [_pool_row(found, now[found.pool]) for found in pools])
+    workers = [_worker_row(worker) for found in pools for worker in now[found.pool].workers]
+    if workers:
+        click.echo()
+        print_table(WORKER_COLUMNS, workers)
+    for name, found in now.items():
+        if found.problem is not None:
+            click.echo(f"who is in the group of pool {name} is unknown: {found.problem}", err=True)
 
 
-async def _rows(desk: Desk) -> list[tuple[str, ...]]:
-    return [
-        (
-            name,
-            found.base,
-            str(found.rank_max),
-            str(found.context_max),
-            str(found.partitions),
-            ", ".join(found.tenants or ()),
-            ", ".join(f"{tenant} {percent} %" for tenant, percent in found.reserved.items()),
-            ", ".join(found.engines or ("any",)),
-        )
-        for name, found in desk.registry.pools.items()
-    ]
+def _pool_row(pool: PoolConfigured, now: PoolNow) -> tuple[str, ...]:
+    counted = (str(now.rows), str(now.window)) if now.problem is None else ("unknown", "unknown")
+    return (
+        pool.pool,
+        pool.base,
+        str(pool.rank_max),
+        str(pool.context_max),
+        str(pool.partitions),
+        *counted,
+        ", ".join(pool.tenants or ()),
+        ", ".join(f"{tenant} {percent} %" for tenant, percent in pool.reserved.items()),
+        ", ".join(pool.engines or ("any",)),
+    )
+
+
+def _worker_row(worker: WorkerNow) -> tuple[str, ...]:
+    ready = worker.ready
+    partitions = ", ".join(map(str, worker.partitions)) or "none"
+    return ready.worker, ready.pool, ready.engine, str(ready.slots), str(ready.rows), partitions, worker.standing

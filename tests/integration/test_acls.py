@@ -1,18 +1,23 @@
 """What a tenant may do with Kafka, tried with clients that are not ours: confluent-kafka and Kafka's console tools."""
 
+import asyncio
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
+from infra.kafka.clients import KafkaError as Refused
+from infra.kafka.members import GroupMembers
 from infra.launch.plan import REPOSITORY
 from infra.launch.stack import Stack
 from infra.provision import Provisioner
 from infra.settings import KafkaSettings
 from schemas.errors import InvalidName
-from schemas.topics import INGRESS_BYTES_MAX, PER_TENANT, Role
+from schemas.topics import INGRESS_BYTES_MAX, PER_TENANT, REQUESTS, Role, requests_group
+from tests.members import in_the_group
 
 WRITABLE = ("jobs", "batch", "cancel")
 READABLE = ("stream", "replies")
@@ -181,3 +186,36 @@ def test_provisioning_again_changes_nothing_a_tenant_notices(stack: Stack, tenan
 
     assert before == after
     assert write(before, PER_TENANT[0].of(name)) is None
+
+
+@pytest.mark.parametrize("role", [Role.ROUTER, Role.OPERATOR])
+async def test_who_may_ask_who_works_for_a_pool_may_do_nothing_more_to_its_group(stack: Stack, role: Role) -> None:
+    user, pool = stack.kafka(role), f"asked-by-{role}"
+    await asyncio.to_thread(Provisioner(stack.kafka("admin")).add_pool, pool)
+    async with in_the_group(stack, pool, "worker-1"):
+        assert await members(user, requests_group(pool)) == {"worker-1"}
+        # It reads these topics as itself, and none of them as a member of that group.
+        assert await asyncio.to_thread(refusal, user, "workers", requests_group(pool)) == "GROUP_AUTHORIZATION_FAILED"
+        assert await asyncio.to_thread(refusal, user, REQUESTS.of(pool)) == "TOPIC_AUTHORIZATION_FAILED"
+        assert await asyncio.to_thread(deletion_refusal, user, requests_group(pool)) == "GROUP_AUTHORIZATION_FAILED"
+        for other in (f"{Role.WORKER}.other", f"{Role.SETTLER}.metering"):
+            with pytest.raises(Refused, match="Error 30"):
+                await members(user, other)
+        assert await members(user, requests_group(pool)) == {"worker-1"}
+
+
+async def members(user: KafkaSettings, group: str) -> frozenset[str]:
+    groups = GroupMembers(user)
+    await groups.start()
+    try:
+        return await groups.of(group)
+    finally:
+        await groups.stop()
+
+
+def deletion_refusal(user: KafkaSettings, group: str) -> str:
+    admin = AdminClient({**user.librdkafka(), **QUIET})
+    (deleting,) = admin.delete_consumer_groups([group]).values()
+    with pytest.raises(KafkaException) as refused:
+        deleting.result(WAIT_S)
+    return str(refused.value.args[0].name())

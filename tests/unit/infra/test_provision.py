@@ -42,6 +42,19 @@ def test_only_router_and_worker_start_transactions_each_under_its_own_name() -> 
     assert {role: found for role, found in names.items() if found} == {"router": {"router."}, "worker": {"worker."}}
 
 
+def test_only_router_and_operator_ask_who_is_in_the_group_of_a_pool() -> None:
+    asked = {
+        role.value: {g.name for g in grants_of_role(role) if g.operation == AclOperation.DESCRIBE and g.prefixed}
+        - {f"{role}."}
+        for role in EVERY_SERVICE
+    }
+
+    assert {role: found for role, found in asked.items() if found} == {
+        "router": {"worker.requests."},
+        "operator": {"worker.requests."},
+    }
+
+
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
 def test_a_tenant_cannot_be_named_like_a_user_of_the_platform(name: str) -> None:
     with pytest.raises(InvalidName, match="part of Switchyard"):
