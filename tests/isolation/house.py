@@ -1,4 +1,7 @@
-"""Two tenants with equal alias names on one pool, a router, a settler and a worker: the house that cells break into."""
+"""Two tenants with equal alias names on one pool, a router, a settler and a worker: the house that cells break into.
+
+A third tenant is there to be taken away.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,9 +26,9 @@ from tests.world import World, make_world_on
 WAIT_S = 60.0
 LOOK_S = 0.05
 POOL = "matrix"
-NORTH, SOUTH = "north", "south"
-# Both have `a`, `b` and `c`; the last of each is a secret of its owner.
-ALIASES = {NORTH: ("a", "b", "c", "north-secret"), SOUTH: ("a", "b", "c", "south-secret")}
+NORTH, SOUTH, WEST = "north", "south", "west"
+# The two have `a`, `b` and `c`; the last of each is a secret of its owner.
+ALIASES = {NORTH: ("a", "b", "c", "north-secret"), SOUTH: ("a", "b", "c", "south-secret"), WEST: ("west-secret",)}
 ENGINE = EngineSettings(kind="fake", slots=2, rows=8, step_ms=20)
 # In every prompt: what must be found in no log and no metric.
 CANARY = "canary-words-of-a-prompt"
@@ -45,7 +48,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class House:
-    """The stack, its world, and each tenant's own client."""
+    """The stack, its world, and the own client of each of the two tenants."""
 
     stack: Stack
     world: World
@@ -163,7 +166,8 @@ async def house_on(stack: Stack) -> AsyncIterator[House]:
     async with AsyncExitStack() as opened:
         world = await opened.enter_async_context(make_world_on(stack, POOL, ALIASES, {"concurrency_max": 1000}))
         clients = {
-            tenant: await opened.enter_async_context(JobClient(stack.kafka(tenant), tenant)) for tenant in ALIASES
+            tenant: await opened.enter_async_context(JobClient(stack.kafka(tenant), tenant))
+            for tenant in (NORTH, SOUTH)
         }
         house = House(stack=stack, world=world, clients=clients)
         await house.start_worker()
