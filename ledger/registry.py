@@ -20,7 +20,7 @@ from schemas.errors import BadSignature, InvalidRecord
 from schemas.jobs import JobClass
 from schemas.keys import KeyPublished, KeyRevoked, KeyRole
 from schemas.record import Record, decode_one_of
-from schemas.signing import verify
+from schemas.signing import SigningKey, verify
 from schemas.tenants import AliasGranted, AliasWithdrawn, TenantConfigured, TenantState
 from schemas.topics import REGISTRY
 
@@ -84,6 +84,7 @@ class Registry:
     revoked_keys: set[str] = field(default_factory=set)
     # A signature is checked once for as long as neither adapters nor keys change: it costs more than the decision.
     _verdicts: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+    _report_verdicts: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def apply(self, topic: str, offset: int, content: bytes | None) -> Record:
         """Fold one record. Raises InvalidRecord: a record topic that does not parse stops the process."""
@@ -98,6 +99,15 @@ class Registry:
     def keys(self, role: KeyRole) -> dict[str, str]:
         """Public keys by id of one role, revoked ones left out."""
         return {key_id: key.public_key for key_id, key in self.published.items() if key.role is role}
+
+    def signing_problem(self, key: SigningKey) -> str | None:
+        """Why nothing that a process signs with this key would be believed, for its operator."""
+        if self.keys(key.role).get(key.key_id) == key.public_key:
+            return None
+        return (
+            f"the signing key {key.key_id} is not published, or was revoked: make the next one with "
+            f"`switchyard key rotate {key.role}`, then start this process again"
+        )
 
     def active_tenants(self) -> list[str]:
         return sorted(name for name, tenant in self.tenants.items() if tenant.state is TenantState.ACTIVE)
@@ -151,6 +161,25 @@ class Registry:
             self._verdicts[digest] = self._judge(digest)
         return self._verdicts.get(digest, "adapter_not_approved")
 
+    def report_problem(self, digest: str) -> str | None:
+        """Why the gate's report on an adapter counts as none, or None: a gate's key signed it that is believed now."""
+        if digest not in self._report_verdicts:
+            self._report_verdicts[digest] = self._judge_report(digest)
+        return self._report_verdicts[digest]
+
+    def _judge_report(self, digest: str) -> str | None:
+        entry = self.adapters.get(digest)
+        if entry is None or entry.gated is None:
+            return "the gate has not reported on it"
+        gated = entry.gated
+        if gated.report.adapter != digest:
+            return "it is about another adapter"
+        try:
+            verify(gated.report, gated.signature, gated.key_id, KeyRole.GATE, self.keys(KeyRole.GATE))
+        except BadSignature as error:
+            return str(error)
+        return None
+
     def _judge(self, digest: str) -> str | None:
         entry = self.adapters.get(digest)
         if entry is None or entry.approved is None:
@@ -187,9 +216,11 @@ class Registry:
             case WorkerReady() | WorkerGone():
                 self._fold_worker(record)
             case KeyPublished():
+                self._report_verdicts.clear()
                 if record.key_id not in self.revoked_keys:
                     self.published[record.key_id] = record
             case KeyRevoked():
+                self._report_verdicts.clear()
                 self.published.pop(record.key_id, None)
                 self.revoked_keys.add(record.key_id)
             case _:
@@ -209,6 +240,7 @@ class Registry:
                 self._change(record.adapter, submitted=record)
             case AdapterGated():
                 self._change(record.adapter, gated=record)
+                self._report_verdicts.pop(record.adapter, None)
             case AdapterApproved():
                 self._change(record.adapter, approved=record)
             case AdapterRevoked():

@@ -1,4 +1,4 @@
-"""The gate process: every adapter that was submitted and not reported on is tried, and the report signed."""
+"""The gate process: every adapter that was submitted and has no believed report is tried, and the report signed."""
 
 import asyncio
 import uuid
@@ -58,7 +58,7 @@ async def _work(process: Process) -> None:
         )
         opened.push_async_callback(bench.stop)
         gate = Gate(registry, view, publisher, bench, load_key(read(KeySettings), KeyRole.GATE))
-        process.not_ready = lambda: None
+        process.not_ready = lambda: gate.problem
         await gate.run(process)
         following.cancel()
 
@@ -76,11 +76,14 @@ class Gate:
         self._key = key
         self._failures: Counter[str] = Counter()
         self._deaths: Counter[str] = Counter()
+        # Why nothing is tried. The status server's thread reads it.
+        self.problem: str | None = "starting"
 
     async def run(self, process: Process) -> None:
         """Work until the process is told to stop. A trial in hand is given up: the next gate begins it anew."""
         idle_since = process.clock.monotonic()
         while not process.stopping.is_set():
+            self._look_at_key()
             waiting = self._waiting()
             if waiting:
                 await _unless(process.stopping, self._try(waiting[0], process))
@@ -90,15 +93,29 @@ class Gate:
             if self._bench.started and process.clock.monotonic() - idle_since > IDLE_S:
                 await self._bench.stop()
 
+    def _look_at_key(self) -> None:
+        problem = self._registry.signing_problem(self._key)
+        if problem != self.problem:
+            log.warning("trials.changed", problem=problem or "none")
+        self.problem = problem
+
     def _waiting(self) -> list[AdapterEntry]:
-        """Submitted, not reported on, not revoked, with a pool for its base; what could not be tried comes last."""
+        """Submitted, without a believed report, not revoked, with a pool for its base; none while nobody believes us.
+
+        What is approved already comes last, and what could not be tried after that.
+        """
+        if self._registry.signing_problem(self._key) is not None:
+            return []
         bases = {pool.base for pool in self._registry.pools.values()}
         found = [
             entry
             for entry in self._registry.adapters.values()
-            if entry.submitted and not entry.gated and not entry.revoked and entry.submitted.manifest.base in bases
+            if entry.submitted
+            and not entry.revoked
+            and entry.submitted.manifest.base in bases
+            and self._registry.report_problem(entry.digest) is not None
         ]
-        return sorted(found, key=lambda entry: self._failures[entry.digest])
+        return sorted(found, key=lambda entry: (self._failures[entry.digest], entry.approved is not None))
 
     async def _try(self, entry: AdapterEntry, process: Process) -> None:
         assert entry.submitted is not None, "only submitted adapters wait"
@@ -127,6 +144,10 @@ class Gate:
 
     async def _report(self, report: GateReport) -> None:
         digest = report.adapter
+        self._look_at_key()
+        if self.problem is not None:
+            # The key was revoked during the trial: the next gate begins it anew.
+            return
         gated = AdapterGated(adapter=digest, report=report, key_id=self._key.key_id, signature=self._key.sign(report))
         where = await self._publisher.publish(ADAPTERS.name, digest, gated, subject=digest)
         log.info("trial.reported", adapter=digest, passed=report.passed, problems=report.problems)

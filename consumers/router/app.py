@@ -176,12 +176,7 @@ class Service:
         self._process.metrics.set("registry_stale_seconds", now - self._fresh_at)
         if now - self._fresh_at > VIEW_STALE_S:
             return "the registry view is stale: Kafka does not answer"
-        if self._registry.keys(KeyRole.ROUTE).get(self._key.key_id) != self._key.public_key:
-            return (
-                f"the signing key {self._key.key_id} is not published, or was revoked: make the next one with "
-                "`switchyard key rotate route`, then start this process again"
-            )
-        return None
+        return self._registry.signing_problem(self._key)
 
 
 async def watch(ledger: Ledger, admissions: Admissions, process: Process) -> None:

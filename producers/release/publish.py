@@ -20,10 +20,9 @@ from schemas.adapters import (
     AliasPointed,
 )
 from schemas.digest import digest_of
-from schemas.errors import BadSignature, SwitchyardError
+from schemas.errors import SwitchyardError
 from schemas.ids import parse_alias
 from schemas.keys import KeyRole
-from schemas.signing import verify
 from schemas.tenants import AliasGranted, TenantConfigured
 from schemas.topics import ADAPTERS, ALIASES, TENANTS
 
@@ -111,7 +110,11 @@ async def approve(desk: Desk, digest: str, wait_seconds: float = 0.0, say: Say =
     if submitted is None:
         raise NotApproved(f"{digest} was never submitted")
     _refuse_revoked(desk.adapter(digest))
-    await _wait_for(lambda: desk.adapter(digest).gated is not None, desk, wait_seconds, "waiting for the gate", say)
+
+    def reported() -> bool:
+        return desk.registry.report_problem(digest) is None
+
+    await _wait_for(reported, desk, wait_seconds, "waiting for the gate", say)
     report = passed_report(desk.registry, desk.adapter(digest))
     approved = desk.adapter(digest).approved or await admit(desk, submitted.manifest, report)
     if submitted.alias is not None and submitted.manifest.owner is not None:
@@ -202,12 +205,9 @@ def passed_report(registry: Registry, entry: AdapterEntry) -> str:
     gated = entry.gated
     if gated is None:
         raise NotApproved("the gate has not reported on this adapter yet; wait for it with --wait SECONDS")
-    try:
-        verify(gated.report, gated.signature, gated.key_id, KeyRole.GATE, registry.keys(KeyRole.GATE))
-    except BadSignature as error:
-        raise NotApproved(f"the gate's report is not believed: {error}") from error
-    if gated.report.adapter != entry.digest:
-        raise NotApproved("the gate's report is about another adapter")
+    problem = registry.report_problem(entry.digest)
+    if problem is not None:
+        raise NotApproved(f"the gate's report is not believed: {problem}")
     if not gated.report.passed:
         raise NotApproved("the gate failed this adapter:\n" + "\n".join(f"- {p}" for p in gated.report.problems))
     return digest_of(gated.report.signed_bytes())

@@ -14,7 +14,7 @@ from consumers.engines.select import describe
 from consumers.gate import app
 from consumers.gate.app import Gate
 from consumers.gate.bench import CannotTry, TrialBench
-from consumers.gate.checks import QUESTIONS
+from consumers.gate.checks import QUESTIONS, Trial
 from infra.clock import SystemClock
 from infra.kafka.publisher import Publisher
 from infra.kafka.tail import Tail
@@ -23,9 +23,24 @@ from infra.objects import FileObjects
 from infra.process import Process
 from infra.settings import EngineSettings, ProcessSettings
 from schemas.adapters import AdapterGated, AdapterManifest, BaseAdded
-from schemas.keys import KeyRole
+from schemas.keys import KeyRevoked, KeyRole
 from schemas.record import Coordinates, Record
-from tests.factories import KEYS_OF_ROLE, approved, make_base, make_manifest, make_registry, pool_of, submitted, zero_of
+from schemas.signing import SigningKey
+from schemas.topics import ADAPTERS, KEYS
+from tests.factories import (
+    KEYS_OF_ROLE,
+    approved,
+    make_base,
+    make_manifest,
+    make_registry,
+    pool_of,
+    published,
+    submitted,
+    zero_of,
+)
+
+KEY, NEXT_KEY = KEYS_OF_ROLE[KeyRole.GATE], SigningKey.generate("gate-2", KeyRole.GATE)
+REVOKED = KeyRevoked(key_id=KEY.key_id, reason="leaked")
 
 
 class Trials:
@@ -39,9 +54,15 @@ class Trials:
         self.adapters = [make_manifest(self.base.base, self.base.manifest.tokenizer, name=name) for name in names]
         self.objects = FileObjects(folder / "objects")
         entries = [("adapters", self.base.base, self.base), approved(self.zero), pool_of(self.base.base)]
-        self.registry = make_registry([*entries, *map(submitted, self.adapters)])
+        self.registry = make_registry([published(KEY), *entries, *map(submitted, self.adapters)])
         settings = EngineSettings(kind="fake", step_ms=0)
         self.bench = TrialBench(settings, self.registry, self.objects, folder / "cache", self._make)
+
+    def tell(self, topic: str, record: Record) -> Coordinates:
+        """Append a record that the registry folds at once."""
+        offset = self.registry.positions.get(topic, 0)
+        self.registry.apply(topic, offset, record.encode())
+        return Coordinates(topic=topic, partition=0, offset=offset)
 
     async def store(self) -> None:
         for name in ("zero", "adapter", "other"):
@@ -118,40 +139,53 @@ async def test_a_base_without_a_pool_cannot_be_tried(tmp_path: Path) -> None:
 
 
 class Log:
-    """A topic of reports that the registry folds at once."""
+    """A topic of reports that the registry folds at once. It stops the gate after so many, or that many looks."""
 
-    def __init__(self, trials: Trials, stop: Callable[[], None]) -> None:
+    def __init__(self, trials: Trials, stop: Callable[[], None], reports: int, looks: int) -> None:
         self.reports: list[AdapterGated] = []
         self._trials = trials
         self._stop = stop
+        self._reports_left = reports
+        self._looks_left = looks
 
     async def publish(self, topic: str, key: str, record: Record, subject: str) -> Coordinates:
         assert isinstance(record, AdapterGated)
         assert key == subject == record.adapter
-        offset = self._trials.registry.positions[topic]
-        self._trials.registry.apply(topic, offset, record.encode())
+        where = self._trials.tell(topic, record)
         self.reports.append(record)
-        if len(self.reports) == len(self._trials.adapters):
+        self._reports_left -= 1
+        if not self._reports_left:
             self._stop()
-        return Coordinates(topic=topic, partition=0, offset=offset)
+        return where
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         del timeout_s
+        self._looks_left -= 1
+        if not self._looks_left:
+            self._stop()
         await asyncio.sleep(0)
         return condition()
 
 
-async def gated(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> list[AdapterGated]:
-    """Run a gate until every adapter has its report."""
+async def run_gate(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch, reports: int = 0, looks: int = 0, key: SigningKey | None = None
+) -> tuple[list[AdapterGated], str | None]:
+    """Run a gate for so many reports, or until it found nothing to do that often. Its reports, and its problem then."""
     monkeypatch.setattr(app, "RETRY_S", 0.0)
     settings = ProcessSettings(name="gate", home=Path())
     process = Process(name="gate", settings=settings, clock=SystemClock(), metrics=Metrics())
-    log = Log(trials, process.stopping.set)
-    gate = Gate(trials.registry, cast("Tail", log), cast("Publisher", log), trials.bench, KEYS_OF_ROLE[KeyRole.GATE])
+    log = Log(trials, process.stopping.set, reports, looks)
+    gate = Gate(trials.registry, cast("Tail", log), cast("Publisher", log), trials.bench, key or KEY)
     async with asyncio.timeout(20):
         await gate.run(process)
     await trials.bench.stop()
-    return log.reports
+    return log.reports, gate.problem
+
+
+async def gated(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> list[AdapterGated]:
+    """Run a gate until every adapter has its report."""
+    reports, _ = await run_gate(trials, monkeypatch, reports=len(trials.adapters))
+    return reports
 
 
 def digests(manifests: list[AdapterManifest]) -> list[str]:
@@ -176,3 +210,70 @@ async def test_an_adapter_under_which_the_engine_dies_is_refused_and_holds_up_no
     assert [(report.adapter, report.report.passed) for report in reports] == [(harmless, True), (deadly, False)]
     assert "the engine died under it" in reports[1].report.problems[0]
     assert len(trials.engines) >= app.DEATHS_MAX
+
+
+async def test_a_gate_whose_key_was_revoked_or_never_published_tries_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = await make_trials(tmp_path)
+    reports, problem = await run_gate(trials, monkeypatch, looks=3, key=NEXT_KEY)
+    assert problem is not None
+    assert problem.startswith("the signing key gate-2 is not published, or was revoked: make the next one with `switch")
+    trials.tell(KEYS.name, REVOKED)
+    later, problem = await run_gate(trials, monkeypatch, looks=3)
+    assert problem is not None
+    assert "gate-1" in problem
+    assert "`switchyard key rotate gate`" in problem
+    assert not reports
+    assert not later
+    assert not trials.engines
+
+
+async def test_a_key_that_is_revoked_during_a_trial_signs_no_report_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = await make_trials(tmp_path)
+    tried = trials.bench.try_adapter
+
+    async def revoked_meanwhile(manifest: AdapterManifest) -> Trial:
+        trials.tell(KEYS.name, REVOKED)
+        return await tried(manifest)
+
+    monkeypatch.setattr(trials.bench, "try_adapter", revoked_meanwhile)
+    reports, problem = await run_gate(trials, monkeypatch, looks=3)
+    assert not reports
+    assert problem is not None
+    assert len(trials.engines) == 1
+
+
+async def test_what_was_reported_on_under_a_revoked_key_is_tried_again_under_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = await make_trials(tmp_path, names=("adapter", "other"))
+    before = await gated(trials, monkeypatch)
+    _, problem = await run_gate(trials, monkeypatch, looks=3)
+    assert problem is None
+    topic, _, key = published(NEXT_KEY)
+    trials.tell(topic, key)
+    trials.tell(topic, REVOKED)
+    # The first has a report by the next key already, from another gate.
+    first, second = digests(trials.adapters)
+    report = before[0].report
+    again = AdapterGated(adapter=first, report=report, key_id="gate-2", signature=NEXT_KEY.sign(report))
+    trials.tell(ADAPTERS.name, again)
+    reports, problem = await run_gate(trials, monkeypatch, reports=1, key=NEXT_KEY)
+    assert [(gated.adapter, gated.key_id) for gated in reports] == [(second, "gate-2")]
+    assert await run_gate(trials, monkeypatch, looks=3, key=NEXT_KEY) == ([], None)
+
+
+async def test_a_report_that_was_copied_or_forged_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = await make_trials(tmp_path, names=("adapter", "other"))
+    first, second = digests(trials.adapters)
+    before = {report.adapter: report for report in await gated(trials, monkeypatch)}
+    trials.tell(ADAPTERS.name, before[second].model_copy(update={"adapter": first}))
+    assert trials.registry.report_problem(first) == "it is about another adapter"
+    failed = before[second].report.model_copy(update={"passed": False})
+    trials.tell(ADAPTERS.name, before[second].model_copy(update={"report": failed}))
+    assert [report.adapter for report in await gated(trials, monkeypatch)] == [first, second]
