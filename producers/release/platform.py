@@ -58,7 +58,8 @@ async def add_base(desk: Desk, directory: Path, name: str, rank: int = ZERO_RANK
         known = BaseAdded(base=manifest.digest, manifest=manifest, zero_adapter=zero.digest)
         await desk.append(ADAPTERS.name, manifest.digest, known)
     entry = desk.registry.adapters.get(known.zero_adapter)
-    if entry is None or entry.approved is None:
+    revoked = entry is not None and entry.revoked is not None
+    if not revoked and desk.registry.admission_problem(known.zero_adapter) is not None:
         if known.zero_adapter != zero.digest:
             raise BadBase(f"this base is known with a zero adapter of another rank than {smallest}")
         await admit(desk, zero, None)

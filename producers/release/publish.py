@@ -116,7 +116,10 @@ async def approve(desk: Desk, digest: str, wait_seconds: float = 0.0, say: Say =
 
     await _wait_for(reported, desk, wait_seconds, "waiting for the gate", say)
     report = passed_report(desk.registry, desk.adapter(digest))
-    approved = desk.adapter(digest).approved or await admit(desk, submitted.manifest, report)
+    approved = desk.adapter(digest).approved
+    if approved is None or desk.registry.admission_problem(digest) is not None:
+        # A registry key that was revoked takes its admissions with it: the next one signs anew.
+        approved = await admit(desk, submitted.manifest, report)
     if submitted.alias is not None and submitted.manifest.owner is not None:
         await point(desk, submitted.manifest.owner, submitted.alias, digest)
     return approved

@@ -15,8 +15,9 @@ from infra.launch.start import Process
 from infra.settings import EngineSettings
 from producers.release import platform, publish
 from schemas.keys import KeyRole
-from schemas.topics import Role
+from schemas.topics import ADAPTERS, Role
 from tests.integration.test_release_cli import Shell
+from tests.release_files import small_base
 from tests.release_house import House, house_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -82,6 +83,25 @@ async def test_a_gate_with_a_revoked_key_stands_still_and_the_next_one_tries_aga
     assert await asyncio.to_thread(readiness, gate) == "ready"
     gate.signal(signal.SIGTERM)
     assert await asyncio.to_thread(gate.wait_exit, WAIT_S) == 0
+
+
+async def test_what_a_revoked_registry_key_admitted_is_served_again_once_the_next_one_signs(house: House) -> None:
+    leaked = await platform.rotate_key(house.desk, KeyRole.REGISTRY)
+    digest = await house.approved()
+    directory, name = small_base(house.folder / "second"), f"second-of-{house.tenant}"
+    base = await platform.add_base(house.desk, directory, name, rank=2)
+    kept = await platform.rotate_key(house.desk, KeyRole.REGISTRY)
+    await platform.revoke_key(house.desk, leaked, "leaked")
+    admitted = (digest, base.zero_adapter)
+    assert {house.desk.registry.admission_problem(one) for one in admitted} == {"admission_signature"}
+
+    assert (await publish.approve(house.desk, digest)).key_id == kept
+    assert await platform.add_base(house.desk, directory, name, rank=2) == base
+    assert {house.desk.registry.admission_problem(one) for one in admitted} == {None}
+    before = house.desk.registry.positions[ADAPTERS.name]
+    await publish.approve(house.desk, digest)
+    await platform.add_base(house.desk, directory, name, rank=2)
+    assert house.desk.registry.positions[ADAPTERS.name] == before
 
 
 async def reported(house: House, digest: str, key_id: str) -> None:
