@@ -1,6 +1,7 @@
 """Redis: one client, built so that no call is ever made twice or waits without a bound."""
 
 import asyncio
+from functools import cached_property
 from typing import Any, Final, cast
 
 from redis import exceptions
@@ -9,6 +10,7 @@ from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from infra.lane import Lane, Trips, server_left
 from infra.settings import RedisSettings
 
 CONNECTIONS_MAX = 32
@@ -20,14 +22,26 @@ CLUSTER: Final = "redis+cluster://"
 _NO_ANSWER = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 
-def connect(settings: RedisSettings) -> Redis:
+class Client(Redis):
+    """A client that gives every command a connection of its own, and has a lane for calls that share one."""
+
+    @cached_property
+    def lane(self) -> Lane | Trips:
+        return Lane(self.connection_pool)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self.lane.close()
+        await super().aclose(close_connection_pool)
+
+
+def connect(settings: RedisSettings) -> Client:
     """A client that has not connected yet. The caller closes it.
 
     Client retries are off: a call that timed out may have happened, and only the ledger knows how to ask again.
     """
     if settings.url.startswith(CLUSTER):
         # No Redis by type, but it takes every call that is made here.
-        return cast("Redis", _cluster(settings))
+        return cast("Client", _cluster(settings))
     pool = BlockingConnectionPool.from_url(
         settings.url,
         connection_class=_Connection,
@@ -41,15 +55,14 @@ def connect(settings: RedisSettings) -> Redis:
         retry_on_timeout=False,
         retry_on_error=[],
     )
-    return Redis.from_pool(pool)
+    return cast("Client", Client.from_pool(pool))
 
 
 class _Connection(Connection):
     """One whose server has left is opened anew before a call: of what is sent to nobody, nobody knows what became."""
 
     async def connect(self) -> None:
-        reader = self._reader
-        if reader is not None and (reader.at_eof() or reader.exception() is not None):
+        if self.is_connected and server_left(self):
             await self.disconnect()
         await super().connect()  # type: ignore[no-untyped-call]
 
@@ -74,6 +87,10 @@ class _Cluster(RedisCluster):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._known: dict[int, ClusterNode] = {}
+
+    @cached_property
+    def lane(self) -> Trips:
+        return Trips(self)
 
     def remember(self) -> None:
         """Before every call, so that a node is known before the cluster may lose it."""

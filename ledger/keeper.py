@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from redis.asyncio import Redis
-
 from infra.kafka.clients import KafkaError
 from infra.logs import ActionLog
+from infra.redis import Client
 from infra.settings import KafkaSettings
 from ledger.functions.calls import LedgerUnavailable
 from ledger.rebuild import RebuildBusy, RebuildOvertaken, rebuild
@@ -26,7 +25,7 @@ REBUILDING = "the ledger is being rebuilt from the log"
 class Keeper:
     """Looks at the ledger, and rebuilds it where it is closed. `say` hears why it is closed, or None."""
 
-    def __init__(self, kafka: KafkaSettings, operator: Redis, say: Callable[[str | None], None]) -> None:
+    def __init__(self, kafka: KafkaSettings, operator: Client, say: Callable[[str | None], None]) -> None:
         self._kafka = kafka
         self._operator = operator
         self._ledger = Ledger(operator)

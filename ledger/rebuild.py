@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
-
 from infra.kafka.records import Incoming
 from infra.kafka.tail import end_offsets, offset_at, read_range
-from infra.redis import connect
+from infra.redis import Client, connect
 from infra.settings import KafkaSettings, RedisSettings, read
 from ledger import keys
 from ledger.answers import Status
@@ -110,7 +108,7 @@ def _apply(fold: LogFold, record: Incoming) -> None:
 class Gate:
     """The ledger from the operator's side: closing, filling and opening it."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Client) -> None:
         self._redis = redis
 
     async def load(self) -> None:
@@ -163,7 +161,7 @@ class Gate:
         return found
 
 
-async def rebuild(kafka: KafkaSettings, redis: Redis, patience_ms: int = 0) -> Rebuilt:
+async def rebuild(kafka: KafkaSettings, redis: Client, patience_ms: int = 0) -> Rebuilt:
     """Close, raise, fold, restore, open. Whatever it raises leaves the ledger closed.
 
     With a patience it gives way to a rebuild that began that lately: raises RebuildBusy.
@@ -184,7 +182,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-async def _rebuild(kafka: KafkaSettings, redis: Redis, patience_ms: int) -> Rebuilt:
+async def _rebuild(kafka: KafkaSettings, redis: Client, patience_ms: int) -> Rebuilt:
     gate, fold = Gate(redis), LogFold()
     await gate.load()
     epoch = await gate.raise_epoch(patience_ms=patience_ms)
@@ -202,7 +200,7 @@ async def _rebuild(kafka: KafkaSettings, redis: Redis, patience_ms: int) -> Rebu
     return Rebuilt(epoch=epoch, records=log.records, rows=rows, leases=held)
 
 
-async def check(kafka: KafkaSettings, redis: Redis) -> list[str]:
+async def check(kafka: KafkaSettings, redis: Client) -> list[str]:
     """What differs between the ledger and the log, one sentence each. Only means something while nothing moves."""
     gate, fold = Gate(redis), LogFold()
     status = await Ledger(redis).status()

@@ -7,8 +7,7 @@ where no answer came: the call may or may not have happened. All but `begin` are
 
 from typing import Any, Final
 
-from redis.asyncio import Redis
-
+from infra.redis import Client
 from ledger import keys
 from ledger.answers import (
     MEMORY_MS,
@@ -44,7 +43,7 @@ from ledger.answers import (
     Unknown,
     Used,
 )  # fmt: skip
-from ledger.functions.calls import STATUS_SWEEP_MAX, Calls, LedgerUnavailable, LedgerUnreachable, row_arguments
+from ledger.functions.calls import STATUS_SWEEP_MAX, LedgerUnavailable, LedgerUnreachable, call, row_arguments
 from ledger.rows import Row
 from schemas.ids import Digest, JobId, TenantId
 from schemas.jobs import JobClass, RejectReason, Route
@@ -54,11 +53,10 @@ __all__ = ["Ledger", "LedgerUnavailable", "LedgerUnreachable"]
 
 
 class Ledger:
-    """The Redis function library `switchyard`. Build the client with infra.redis.connect."""
+    """The Redis function library `switchyard`, by way of a client that infra.redis.connect made."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Client) -> None:
         self._redis = redis
-        self._calls = Calls(redis)
 
     async def admit(self, ask: Admission) -> AdmitAnswer:
         """Take concurrency, a place in the window and a reference on the digest together, or nothing."""
@@ -183,7 +181,7 @@ class Ledger:
         await self._redis.aclose()
 
     async def _call(self, function: str, member: str, *arguments: str | bytes | int, refusal: str = "") -> list[Any]:
-        return await self._calls.call(function, member, *arguments, refusal=refusal)
+        return await call(self._redis, function, member, *arguments, refusal=refusal)
 
 
 _BEGIN: Final[dict[bytes, BeginAnswer]] = {

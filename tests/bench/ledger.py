@@ -1,4 +1,8 @@
-"""Admissions a second, beside bare calls of a function that does nothing, over as many connections."""
+"""Admissions a second, beside bare calls of a function that does nothing, over as many connections.
+
+The peer is redis-py's own `fcall`, as anyone would make that call. The bare call is also made the way that the ledger's
+calls go: what is between that and an admission is the ledger's work, on both sides.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,10 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from statistics import median
 
-from redis.asyncio import Redis
-
 from infra.launch.stack import Stack
-from infra.redis import connect
+from infra.redis import Client, connect
 from ledger.answers import Admission, Granted
 from ledger.store import Ledger
 from schemas.jobs import JobClass
@@ -37,6 +39,7 @@ async def measure(stack: Stack, effort: Calls, say: Say) -> list[Figure]:
     await admin.function_load(LIBRARY, replace=True)
     ours: list[float] = []
     theirs: list[float] = []
+    same_way: list[float] = []
     ledgers = [Ledger(_alone(stack)) for _ in range(CONNECTIONS)]
     bare = [_alone(stack) for _ in range(CONNECTIONS)]
     try:
@@ -44,7 +47,11 @@ async def measure(stack: Stack, effort: Calls, say: Say) -> list[Figure]:
             asks = iter(await _asks(admin, effort.calls))
             ours.append(await _rate(effort.calls, lambda place: _admit(ledgers[place], next(asks))))  # noqa: B023
             theirs.append(await _rate(effort.calls, lambda place: bare[place].fcall(FUNCTION, 0)))
-            say(f"ledger: {ours[-1]:.0f} admissions/s, {theirs[-1]:.0f} bare calls/s ({number + 1} of {effort.rounds})")
+            same_way.append(await _rate(effort.calls, lambda place: bare[place].lane.call("FCALL", FUNCTION, 0)))
+            say(
+                f"ledger: {ours[-1]:.0f} admissions/s, {theirs[-1]:.0f} bare calls/s, {same_way[-1]:.0f} bare calls/s "
+                f"the ledger's way ({number + 1} of {effort.rounds})"
+            )
     finally:
         for client in (admin, *bare, *(ledger._redis for ledger in ledgers)):
             await client.aclose()
@@ -52,15 +59,16 @@ async def measure(stack: Stack, effort: Calls, say: Say) -> list[Figure]:
     return [
         Figure(name="ledger_ratio", value=rate / peer, unit="ratio", peer=1.0),
         Figure(name="ledger_admissions_per_s", value=rate, unit="calls/s", peer=peer),
+        Figure(name="ledger_same_way_ratio", value=rate / median(same_way), unit="ratio", peer=1.0),
     ]
 
 
-def _alone(stack: Stack) -> Redis:
+def _alone(stack: Stack) -> Client:
     """A client whose calls share one connection with nobody's."""
     return connect(stack.redis("admin"))
 
 
-async def _asks(admin: Redis, calls: int) -> list[Admission]:
+async def _asks(admin: Client, calls: int) -> list[Admission]:
     """Of many tenants, as it is where this figure matters."""
     seconds, _ = await admin.time()
     decisions = [

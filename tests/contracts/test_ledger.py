@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from redis.asyncio import Redis
 
-from infra.redis import connect
+from infra.redis import Client, connect
 from ledger.rebuild import Gate
 from ledger.store import Ledger
 from tests.conftest import RedisServer
@@ -39,7 +38,7 @@ class FoldBench(Bench):
 class RedisBench(Bench):
     """A real Redis; time passes by itself and is waited for on Redis' own clock."""
 
-    def __init__(self, admin: Redis) -> None:
+    def __init__(self, admin: Client) -> None:
         self.gate = Gate(admin)
         self.ledger: Ledger = Ledger(admin)
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from infra.launch.plan import ProcessSpec
 from infra.launch.processes import free_port
 from infra.launch.redis_native import redis_spec, redis_users
 from infra.launch.start import Launcher, Process
-from infra.redis import CLUSTER, connect
+from infra.redis import CLUSTER, Client, connect
 from infra.settings import RedisSettings
 from ledger import keys
 from ledger.answers import Admission, AdmitAnswer, Closed, Full, Granted, Settled
@@ -66,7 +65,7 @@ class Cluster:
         nodes = ",".join(f"127.0.0.1:{port}" for port in self._specs)
         return RedisSettings(url=CLUSTER + nodes, username=role, password=PASSWORDS[role])
 
-    def node(self, port: int) -> Redis:
+    def node(self, port: int) -> Client:
         """A client of this node alone."""
         return connect(RedisSettings(url=f"redis://127.0.0.1:{port}/0", username="admin", password=PASSWORDS["admin"]))
 
@@ -138,7 +137,7 @@ async def rebuilt(gate: Gate, fold: LogFold | None) -> None:
 
 
 @pytest.fixture
-async def admin(cluster: Cluster) -> AsyncIterator[Redis]:
+async def admin(cluster: Cluster) -> AsyncIterator[Client]:
     client = connect(cluster.settings())
     await answered(Ledger(client))
     await client.flushall()
@@ -149,7 +148,7 @@ async def admin(cluster: Cluster) -> AsyncIterator[Redis]:
 
 class TestCluster(LedgerSuite):
     @pytest.fixture
-    async def bench(self, admin: Redis) -> Bench:
+    async def bench(self, admin: Client) -> Bench:
         return RedisBench(admin)
 
 
@@ -190,7 +189,7 @@ class Router:
                 assert isinstance(answer, Full)
 
 
-async def killed(cluster: Cluster, _: Redis) -> None:
+async def killed(cluster: Cluster, _: Client) -> None:
     """The primary is gone; a replica takes its place, after the nodes agree that it is gone."""
     port = await cluster.primary()
     assert port is not None
@@ -203,7 +202,7 @@ async def killed(cluster: Cluster, _: Redis) -> None:
     cluster.start(port)
 
 
-async def handed_over(cluster: Cluster, _: Redis) -> None:
+async def handed_over(cluster: Cluster, _: Client) -> None:
     """The primary hands over to its replica in order, and refuses calls from then on."""
     port = await cluster.primary()
     assert port is not None
@@ -217,7 +216,7 @@ async def handed_over(cluster: Cluster, _: Redis) -> None:
 
 @pytest.mark.parametrize("failover", [killed, handed_over])
 async def test_after_a_failover_the_ledger_is_closed_until_it_is_rebuilt_and_then_right(
-    cluster: Cluster, admin: Redis, failover: Callable[[Cluster, Redis], Awaitable[None]]
+    cluster: Cluster, admin: Client, failover: Callable[[Cluster, Client], Awaitable[None]]
 ) -> None:
     gate, router_redis, settler_redis = (
         Gate(admin),

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import cycle
 
 import pytest
-from redis.asyncio import Redis
 
-from infra.redis import connect
+from infra.redis import Client, connect
 from ledger.answers import Admission, Granted, Used
 from ledger.keys import member_of
 from ledger.rebuild import Gate, miscounted
@@ -31,7 +30,7 @@ Ending = Callable[[Ledger, Admission], Awaitable[Used | None]]
 
 
 @pytest.fixture
-async def admin(redis_server: RedisServer) -> AsyncIterator[Redis]:
+async def admin(redis_server: RedisServer) -> AsyncIterator[Client]:
     client = connect(redis_server.redis("admin"))
     gate = Gate(client)
     await gate.load()
@@ -107,7 +106,7 @@ ENDINGS: tuple[Ending, ...] = (
 )  # fmt: skip
 
 
-async def test_whatever_becomes_of_a_thousand_jobs_nothing_stays_held(admin: Redis) -> None:
+async def test_whatever_becomes_of_a_thousand_jobs_nothing_stays_held(admin: Client) -> None:
     ledger = Ledger(admin)
     seconds, _ = await admin.time()
     used: dict[str, int] = dict.fromkeys(TENANTS, 0)

@@ -9,10 +9,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from infra.redis import connect
+from infra.redis import Client, connect
 from infra.settings import RedisSettings
 from ledger.answers import AdmitAnswer, BeginAnswer, Begun, CancelAnswer, Closed, Granted, SettleAnswer, Settled
 from ledger.functions import calls
@@ -33,26 +32,26 @@ FAR_MS = 1 << 42
 
 
 @pytest.fixture
-async def admin(redis_server: RedisServer) -> AsyncIterator[Redis]:
+async def admin(redis_server: RedisServer) -> AsyncIterator[Client]:
     client = connect(redis_server.redis("admin"))
     await reopen(client)
     yield client
     await client.aclose()
 
 
-async def reopen(admin: Redis) -> None:
+async def reopen(admin: Client) -> None:
     gate = Gate(admin)
     await gate.load()
     await gate.open(await gate.raise_epoch())
 
 
-async def soon(admin: Redis) -> int:
+async def soon(admin: Client) -> int:
     seconds, _ = await admin.time()
     return int(seconds) * 1000 + 60_000
 
 
 async def test_a_redis_that_was_killed_and_came_back_with_its_data_admits_nothing(
-    admin: Redis, redis_server: RedisServer
+    admin: Client, redis_server: RedisServer
 ) -> None:
     ledger = Ledger(admin)
     ask = make_admission(decision=make_decision(expires_at_ms=await soon(admin)))
@@ -68,14 +67,14 @@ async def test_a_redis_that_was_killed_and_came_back_with_its_data_admits_nothin
 
 
 @pytest.mark.parametrize("loss", ["FLUSHALL", "FUNCTION FLUSH"])
-async def test_an_emptied_redis_is_closed(admin: Redis, loss: str) -> None:
+async def test_an_emptied_redis_is_closed(admin: Client, loss: str) -> None:
     await admin.execute_command(*loss.split())  # type: ignore[no-untyped-call]
     ask = make_admission(decision=make_decision(expires_at_ms=await soon(admin)))
     assert await Ledger(admin).admit(ask) == Closed()
     assert not (await Ledger(admin).status()).open
 
 
-async def test_two_rebuilds_at_once_cannot_open_each_others_ledger(admin: Redis) -> None:
+async def test_two_rebuilds_at_once_cannot_open_each_others_ledger(admin: Client) -> None:
     gate = Gate(admin)
     first, second = await gate.raise_epoch(), await gate.raise_epoch()
     assert second == first + 1
@@ -85,7 +84,7 @@ async def test_two_rebuilds_at_once_cannot_open_each_others_ledger(admin: Redis)
     assert (await Ledger(admin).status()).epoch == second
 
 
-async def test_rows_come_back_as_they_were_stored(admin: Redis) -> None:
+async def test_rows_come_back_as_they_were_stored(admin: Client) -> None:
     gate, expires_at_ms = Gate(admin), await soon(admin)
     asks = [make_admission(f"job-{n}", make_decision(expires_at_ms=expires_at_ms)) for n in range(450)]
     now_us = await gate.now_us()
@@ -115,7 +114,7 @@ async def test_rows_come_back_as_they_were_stored(admin: Redis) -> None:
     ],
 )
 async def test_a_wrong_argument_is_refused_before_anything_is_written(
-    admin: Redis, change: dict[str, object], named: str
+    admin: Client, change: dict[str, object], named: str
 ) -> None:
     ask = make_admission(decision=make_decision(expires_at_ms=await soon(admin)))
     with pytest.raises(LedgerUnavailable, match=named):
@@ -125,7 +124,7 @@ async def test_a_wrong_argument_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("role", sorted(ACL["users"]))
 async def test_each_user_does_its_own_work_and_no_other_command(
-    admin: Redis, redis_server: RedisServer, role: str
+    admin: Client, redis_server: RedisServer, role: str
 ) -> None:
     rights = ACL["users"][role]
     await admin.execute_command("ACL", "SETUSER", role, "reset", "on", ">secret", *ACL["keys"], *rights)  # type: ignore[no-untyped-call]
@@ -141,7 +140,7 @@ async def test_each_user_does_its_own_work_and_no_other_command(
     await user.aclose()
 
 
-async def every_command(admin: Redis) -> dict[str, int]:
+async def every_command(admin: Client) -> dict[str, int]:
     """Every command and subcommand of this server with the least number of words it takes."""
     admin.response_callbacks.pop("COMMAND", None)  # it cannot read the answer to COMMAND LIST
     names: list[bytes] = await admin.execute_command("COMMAND", "LIST")  # type: ignore[no-untyped-call]
@@ -152,7 +151,7 @@ async def every_command(admin: Redis) -> dict[str, int]:
     return {name: words for name, words in found.items() if name not in containers | ANYBODYS}
 
 
-async def taken(user: Redis, commands: dict[str, int]) -> set[str]:
+async def taken(user: Client, commands: dict[str, int]) -> set[str]:
     """The commands that Redis takes from this user."""
     found = set()
     for name, words in commands.items():
@@ -253,7 +252,7 @@ async def test_a_call_without_an_answer_is_sent_once() -> None:
     await server.wait_closed()
 
 
-async def test_cancelled_calls_never_hand_their_answer_to_another(admin: Redis) -> None:
+async def test_cancelled_calls_never_hand_their_answer_to_another(admin: Client) -> None:
     ledger, expires_at_ms = Ledger(admin), await soon(admin)
     decision, numbers, dice = make_decision(expires_at_ms=expires_at_ms), count(), random.Random(7)
 
@@ -275,7 +274,7 @@ async def test_cancelled_calls_never_hand_their_answer_to_another(admin: Redis) 
 Answer = AdmitAnswer | BeginAnswer | CancelAnswer | SettleAnswer | bool
 
 
-async def test_the_fold_and_redis_answer_the_same_to_any_sequence_of_calls(admin: Redis) -> None:
+async def test_the_fold_and_redis_answer_the_same_to_any_sequence_of_calls(admin: Client) -> None:
     dice, fold, redis = random.Random(11), MemoryLedger(), Ledger(admin)
     fold.now_us = await Gate(admin).now_us()
     fold.books.epoch = 0

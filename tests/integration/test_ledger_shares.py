@@ -1,11 +1,9 @@
-"""Whose turn it is: Redis looks at nobody where it need not, and answers as the fold, which looks at everybody."""
+"""Whose turn it is: Client looks at nobody where it need not, and answers as the fold, which looks at everybody."""
 
 import random
 from dataclasses import replace
 
-from redis.asyncio import Redis
-
-from infra.redis import connect
+from infra.redis import Client, connect
 from ledger.answers import AdmitAnswer, Full, Granted, Used
 from ledger.fairness import PERIOD_US, WAITING_US
 from ledger.rebuild import Gate
@@ -36,7 +34,7 @@ async def test_the_fold_and_redis_choose_the_same_tenant(redis_server: RedisServ
         assert kinds >= {"granted", "window", "share"}
 
 
-async def reopened(admin: Redis) -> int:
+async def reopened(admin: Client) -> int:
     """An empty ledger; the time of it."""
     gate = Gate(admin)
     await gate.load()

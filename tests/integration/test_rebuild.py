@@ -7,14 +7,13 @@ from itertools import count
 
 import pytest
 from click.testing import CliRunner
-from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
 from infra.clock import SystemClock
 from infra.kafka.publisher import AuditWriter, Publisher
 from infra.launch.plan import REPOSITORY
 from infra.launch.stack import Stack
-from infra.redis import connect
+from infra.redis import Client, connect
 from ledger.answers import (
     Admission,
     Begun,
@@ -49,7 +48,7 @@ ENDINGS = 300
 class System:
     """Router, worker and settler in a few lines, on a real log and a Redis of the test's own."""
 
-    def __init__(self, stack: Stack, redis: Redis, publisher: Publisher, audit: AuditWriter) -> None:
+    def __init__(self, stack: Stack, redis: Client, publisher: Publisher, audit: AuditWriter) -> None:
         self.redis = redis
         self.ledger = Ledger(redis)
         self.kafka = stack.kafka(Role.OPERATOR)
@@ -169,7 +168,7 @@ async def test_a_killed_redis_that_kept_its_data_is_rebuilt_all_the_same(
     assert await check(system.kafka, system.redis) == []
 
 
-async def loaded(redis: Redis) -> None:
+async def loaded(redis: Client) -> None:
     """Wait until a Redis that was started again has read its own file back: it takes connections before that."""
     async with asyncio.timeout(10):
         while True:

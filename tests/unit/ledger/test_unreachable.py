@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from infra.redis import connect
+from infra.redis import Client, connect
 from infra.settings import RedisSettings
-from ledger.functions.calls import Calls, LedgerUnavailable, LedgerUnreachable
+from ledger.functions.calls import LedgerUnavailable, LedgerUnreachable, call
 
 GREETING = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 
@@ -41,24 +41,24 @@ class Server:
                 writer.write((GREETING if b"HELLO" in data else b"") + b"+OK\r\n" * asked)
 
 
-def calls_to(url: str) -> Calls:
-    return Calls(connect(RedisSettings(url=url, username="router", password="secret")))
+def client_of(url: str) -> Client:
+    return connect(RedisSettings(url=url, username="router", password="secret"))
 
 
 async def test_an_idle_connection_whose_server_left_leaves_no_doubt() -> None:
     server = Server()
-    calls = calls_to(await server.start())
-    assert await calls.call("status", "m") == [b"ok", b"m"]
-    await server.leave()
-    with pytest.raises(LedgerUnreachable):
-        await calls.call("status", "m")
+    async with client_of(await server.start()) as client:
+        assert await call(client, "status", "m") == [b"ok", b"m"]
+        await server.leave()
+        with pytest.raises(LedgerUnreachable):
+            await call(client, "status", "m")
 
 
 async def test_a_server_that_leaves_with_the_question_leaves_a_doubt() -> None:
     server = Server()
-    calls = calls_to(await server.start())
-    server.silent = True
-    with pytest.raises(LedgerUnavailable) as caught:
-        await calls.call("status", "m")
-    assert not isinstance(caught.value, LedgerUnreachable)
-    await server.leave()
+    async with client_of(await server.start()) as client:
+        server.silent = True
+        with pytest.raises(LedgerUnavailable) as caught:
+            await call(client, "status", "m")
+        assert not isinstance(caught.value, LedgerUnreachable)
+        await server.leave()
