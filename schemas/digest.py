@@ -1,34 +1,31 @@
 """Canonical bytes (RFC 8785) and the digests taken over them."""
 
 import hashlib
-import json
 from typing import Any, Final
 
+import orjson
 import rfc8785
 
 # Bytes in a model file can be gigabytes; a record never is.
 CHUNK_BYTES = 1 << 20
 
 
-# Between these Python writes a fraction as ECMAScript does: the shortest digits, without an exponent.
+# Between these orjson writes a fraction as ECMAScript does: the shortest digits, without an exponent.
 FRACTION_MIN: Final = 1e-4
 INTEGER_MAX: Final = 2**53 - 1
 
 _AS_THEY_ARE: Final = frozenset({str, bool, type(None)})
-_encode = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False
-).encode
 
 
 def canonical(value: Any) -> bytes:
     """The one byte form of a JSON value (RFC 8785): what digests and signatures are taken over.
 
     `Any` because JSON is: a mapping, a list, text, an integer below 2^53, a finite float, a boolean or null.
-    What the C encoder writes in the same bytes it writes, for every record passes here several times.
+    What orjson writes in the same bytes it writes, for every record passes here several times.
     """
     try:
-        return _encode(_plain(value)).encode()
-    except (_NotPlain, TypeError, UnicodeEncodeError):
+        return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
+    except (_NotPlain, TypeError):
         return rfc8785.dumps(value)
 
 
