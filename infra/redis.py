@@ -5,20 +5,23 @@ from functools import cached_property
 from typing import Any, Final, cast
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, RedisCluster
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from infra.lane import Lane, Trips, server_left
-from infra.settings import RedisSettings
+from infra.settings import BadSettings, RedisSettings
 
 CONNECTIONS_MAX = 32
 # A ledger call takes well under a millisecond; what takes longer than this is answered by nobody.
 SOCKET_TIMEOUT_S = 2.0
 POOL_WAIT_S = 5.0
+TLS: Final = "rediss://"
 # `redis+cluster://host:port,host:port`: nodes to ask which of them is the primary of a key.
 CLUSTER: Final = "redis+cluster://"
+CLUSTER_TLS: Final = "rediss+cluster://"
 _NO_ANSWER = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 
@@ -35,16 +38,18 @@ class Client(Redis):
 
 
 def connect(settings: RedisSettings) -> Client:
-    """A client that has not connected yet. The caller closes it.
+    """A client that has not connected yet. The caller closes it. Raises BadSettings.
 
     Client retries are off: a call that timed out may have happened, and only the ledger knows how to ask again.
     """
-    if settings.url.startswith(CLUSTER):
+    secure = settings.url.startswith((TLS, CLUSTER_TLS))
+    if settings.ca_file and not secure:
+        raise BadSettings(f"a CA file is for {TLS} and {CLUSTER_TLS} alone: without TLS nobody would look at it")
+    if settings.url.startswith((CLUSTER, CLUSTER_TLS)):
         # No Redis by type, but it takes every call that is made here.
-        return cast("Client", _cluster(settings))
+        return cast("Client", _cluster(settings, secure))
     pool = BlockingConnectionPool.from_url(
         settings.url,
-        connection_class=_Connection,
         username=settings.username,
         password=settings.password,
         max_connections=CONNECTIONS_MAX,
@@ -54,21 +59,51 @@ def connect(settings: RedisSettings) -> Client:
         retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
         retry_on_error=[],
+        **({"ssl_ca_certs": str(settings.ca_file)} if settings.ca_file else {}),
     )
+    pool.connection_class = _opened_anew(pool.connection_class)
     return cast("Client", Client.from_pool(pool))
 
 
-class _Connection(Connection):
-    """One whose server has left is opened anew before a call: of what is sent to nobody, nobody knows what became."""
+class _Connection(AbstractConnection):
+    """One whose server has left is opened anew before a call: of what is sent to nobody, nobody knows what became.
+
+    A pool asks for a connection to be made, which is none here if there is one; a node of a cluster asks whether one
+    should be made again.
+    """
 
     async def connect(self) -> None:
-        if self.is_connected and server_left(self):
+        if self.should_reconnect():
             await self.disconnect()
         await super().connect()  # type: ignore[no-untyped-call]
 
+    def should_reconnect(self) -> bool:
+        left = self.is_connected and server_left(self)
+        return left or bool(super().should_reconnect())  # type: ignore[no-untyped-call]
 
-def _cluster(settings: RedisSettings) -> RedisCluster:
-    addresses = settings.url.removeprefix(CLUSTER).strip("/").split(",")
+
+class _PlainConnection(_Connection, Connection):
+    pass
+
+
+class _SecureConnection(_Connection, SSLConnection):
+    pass
+
+
+def _opened_anew(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """In place of what the library chose by the URL's scheme, so that nothing without TLS takes the place of TLS.
+
+    A connection within the machine stays as it is: its pool looks whether the server has left.
+    """
+    kinds: dict[type[AbstractConnection], type[_Connection]] = {
+        Connection: _PlainConnection,
+        SSLConnection: _SecureConnection,
+    }
+    return kinds.get(kind, kind)
+
+
+def _cluster(settings: RedisSettings, secure: bool) -> RedisCluster:
+    addresses = settings.url.partition("://")[2].strip("/").split(",")
     hosts = [address.rpartition(":") for address in addresses]
     return _Cluster(
         startup_nodes=[ClusterNode(host, int(port)) for host, _, port in hosts],
@@ -78,6 +113,8 @@ def _cluster(settings: RedisSettings) -> RedisCluster:
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
+        ssl=secure,
+        ssl_ca_certs=str(settings.ca_file) if settings.ca_file else None,
     )
 
 
@@ -86,6 +123,11 @@ class _Cluster(RedisCluster):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # Not an option of the library's; it makes further nodes with what is written here.
+        kind = _opened_anew(self.connection_kwargs["connection_class"])
+        self.connection_kwargs["connection_class"] = kind
+        for node in self.nodes_manager.startup_nodes.values():
+            node.connection_class = cast("type[Connection]", kind)
         self._known: dict[int, ClusterNode] = {}
 
     @cached_property

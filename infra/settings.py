@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from infra.files import exclusively, write_private
 from schemas.errors import SwitchyardError
@@ -81,12 +81,14 @@ class KafkaSettings(Settings):
 
 
 class RedisSettings(Settings):
-    """How one user reaches Redis."""
+    """How one user reaches Redis. The schemes of `url`: `infra/redis.py`."""
 
     section: ClassVar[str] = "redis"
     url: str
     username: str
     password: str = Field(repr=False)
+    #: Whose certificates are believed over TLS; None: those that the system believes.
+    ca_file: FilePath | None = None
 
 
 class RouterSettings(Settings):
@@ -103,9 +105,10 @@ class KeeperSettings(Settings):
     url: str | None = None
     username: str = "operator"
     password: str = Field(default="", repr=False)
+    ca_file: FilePath | None = None
 
     def redis(self) -> RedisSettings | None:
-        return RedisSettings(url=self.url, username=self.username, password=self.password) if self.url else None
+        return RedisSettings.model_validate(self.model_dump()) if self.url else None
 
 
 class ObjectSettings(Settings):

@@ -251,3 +251,16 @@ async def test_after_a_failover_the_ledger_is_closed_until_it_is_rebuilt_and_the
     assert (await ledger.status()).tenants == {"acme": PLACES}
     for redis in (router_redis, settler_redis):
         await redis.aclose()
+
+
+@pytest.mark.parametrize("together", [1, 2])
+async def test_connections_that_the_nodes_closed_while_idle_are_opened_anew_before_the_next_call(
+    cluster: Cluster, admin: Client, together: int
+) -> None:
+    # Calls of one moment travel as a pipeline, a single one does not.
+    ledger = Ledger(admin)
+    assert await answered(ledger)
+    for port in cluster.processes:
+        async with cluster.node(port) as node:
+            await node.execute_command("CLIENT", "KILL", "TYPE", "normal")  # type: ignore[no-untyped-call]
+    assert all(status.open for status in await asyncio.gather(*(ledger.status() for _ in range(together))))
