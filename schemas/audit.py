@@ -68,6 +68,11 @@ class AuditRecord(Record):
         return self.model_copy(update={"writer": writer, "writer_seq": writer_seq})
 
 
+def undigested(tenant: TenantId) -> str:
+    """The audit key of what has no digest."""
+    return f"tenant/{tenant}"
+
+
 class Admitted(AuditRecord):
     """The whole decision on a job, with the ledger's time and epoch: what a fold needs, and no clock."""
 
@@ -197,6 +202,18 @@ class AdapterEvicted(AuditRecord):
     kept_in_host: bool = False
 
 
+class ImpersonationGranted(AuditRecord):
+    """Somebody may act in a tenant's name. Keyed `tenant/<tenant>`; written before the grant is handed out.
+
+    All of the grant but its signature, so that nobody who reads the audit can use it. `Impersonated` repeats it, under
+    the same `grant_id`, for each job.
+    """
+
+    type: Literal["ImpersonationGranted"] = "ImpersonationGranted"
+    version: Literal[1] = 1
+    impersonation: Impersonation
+
+
 class Impersonated(AuditRecord):
     """A job is admitted that somebody else submitted in the tenant's name. Written before its `Admitted`."""
 
@@ -217,5 +234,5 @@ class WriterClosed(AuditRecord):
 
 AUDIT_RECORDS: tuple[type[AuditRecord], ...] = (
     Admitted, Rejected, CancelRequested, Started, Finished,
-    AdapterLoaded, AdapterLoadFailed, AdapterEvicted, Impersonated, WriterClosed,
+    AdapterLoaded, AdapterLoadFailed, AdapterEvicted, ImpersonationGranted, Impersonated, WriterClosed,
 )  # fmt: skip

@@ -108,13 +108,13 @@ def _event_line(entry: "Entry") -> str:
 
 
 def _told(value: object) -> str:
-    """A nested value in few words: usage as numbers, a place as topic/partition/offset, who acted as who, why, when."""
+    """A nested value in few words: usage as numbers, a place as topic/partition/offset, a grant as whose, when, why."""
     from schemas.impersonation import Impersonation
     from schemas.replies import Usage
 
     if isinstance(value, Impersonation):
         # Quoted as Python does, so that what somebody wrote moves no cursor.
-        return f"{value.admin!r} until {_time(value.expires_at_ms)} because {value.reason!r}"
+        return f"{value.grant_id} of {value.admin!r} until {_time(value.expires_at_ms)} because {value.reason!r}"
     if isinstance(value, Usage):
         return f"{value.prompt_tokens}+{value.completion_tokens}"
     return str(value)

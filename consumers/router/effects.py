@@ -6,8 +6,7 @@ from consumers.router.intake import Cancellation, Job, Unreadable
 from infra.kafka.publisher import Publisher
 from infra.kafka.records import Outgoing, dead_letter
 from ledger.answers import Decision, Flagged, Granted
-from schemas.audit import Admitted, AuditRecord, CancelRequested, Impersonated, Rejected
-from schemas.ids import TenantId
+from schemas.audit import Admitted, AuditRecord, CancelRequested, Impersonated, Rejected, undigested
 from schemas.impersonation import Impersonation
 from schemas.jobs import RETRYABLE, RejectReason, RequestCancelled, RequestRouted, Route
 from schemas.record import Coordinates
@@ -28,11 +27,6 @@ class Effect:
 
 
 NOTHING = Effect()
-
-
-def undigested(tenant: TenantId) -> str:
-    """The audit key of what has no digest."""
-    return f"tenant/{tenant}"
 
 
 class Effects:

@@ -30,8 +30,9 @@ from schemas.impersonation import IMPERSONATION_MS_MAX
 def impersonate(name: str, reason: str, lasts_ms: int, out: Path | None) -> None:
     """Sign a grant to submit jobs in the name of the tenant NAME, and print it.
 
-    Use it with `switchyard job run --as-tenant NAME --grant FILE`. The audit of every such job says who you are, why
-    you act and until when. The grant is worth nothing without the platform's own Kafka user.
+    Use it with `switchyard job run --as-tenant NAME --grant FILE`. The audit says who you are, why you act and until
+    when: before there is a grant, and again for every such job. Where it does not take the record, there is no grant.
+    The grant is worth nothing without the platform's own Kafka user.
     """
     now_ms = SystemClock().now_ms()
     grant = at_desk(lambda desk: release.impersonate(desk, name, reason, now_ms, lasts_ms))

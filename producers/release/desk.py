@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.kafka.publisher import Publisher
+from infra.kafka.publisher import AuditWriter, Publisher
 from infra.kafka.records import Incoming
 from infra.kafka.tail import Tail
 from infra.objects import Objects, open_objects
 from infra.settings import KeySettings, StackFile
 from ledger.registry import AdapterEntry, Registry
 from schemas.adapters import BaseAdded
+from schemas.audit import AuditRecord
 from schemas.errors import SwitchyardError
 from schemas.ids import is_digest, parse_digest, parse_tenant
 from schemas.record import Record
@@ -50,6 +51,13 @@ class Desk:
         publisher = self.operator if topic in OPERATOR_TOPICS else self.release
         where = await publisher.publish(topic, key, record, subject=key if is_digest(key) else None)
         await self.wait(lambda: self.registry.positions.get(topic, 0) > where.offset, SEEN_SECONDS_MAX)
+
+    async def record(self, key: str, record: AuditRecord) -> None:
+        """Append one record to the audit as the operator, in a writer's life of its own that is closed behind it."""
+        audit = AuditWriter(self.operator, f"operator-{secrets.token_hex(4)}")
+        await audit.start()
+        await audit.append(key, record)
+        await audit.close()
 
     async def wait(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait for what the view will show. Raises ViewBehind."""

@@ -14,9 +14,10 @@ from infra.clock import SystemClock
 from infra.kafka.tail import end_offsets
 from infra.launch.stack import Stack
 from infra.settings import EngineSettings
+from producers.batch_files import State
 from producers.client import JobClient
-from schemas.audit import AUDIT_RECORDS, Admitted, Impersonated, Rejected
-from schemas.impersonation import SignedImpersonation
+from schemas.audit import AUDIT_RECORDS, Admitted, Impersonated, ImpersonationGranted, Rejected
+from schemas.impersonation import Impersonation, SignedImpersonation
 from schemas.jobs import JobClass, RejectReason
 from schemas.keys import KeyRevoked, KeyRole
 from schemas.record import decode_one_of
@@ -24,6 +25,7 @@ from schemas.replies import FinalReply, JobCompleted, JobRejected
 from schemas.signing import SigningKey
 from schemas.topics import AUDIT, BATCH, JOBS, KEYS
 from tests.factories import make_grant, make_job, published
+from tests.integration.test_batch import Files, line
 from tests.integration.test_release_cli import Shell
 from tests.members import start_served
 from tests.routing import until
@@ -65,6 +67,17 @@ async def audited(world: World, job_id: str | None) -> list[object]:
     return [record for record in records if getattr(record, "job_id", None) == job_id]
 
 
+async def under(world: World, grant: Impersonation) -> list[object]:
+    """What the audit has of a grant, by its id and in the order of the broker's time: issued, and used by each job."""
+    found = []
+    for where in await world.read(AUDIT.name):
+        record = decode_one_of(AUDIT_RECORDS, where.value)
+        if isinstance(record, ImpersonationGranted | Impersonated) and record.impersonation.grant_id == grant.grant_id:
+            assert record.impersonation == grant
+            found.append((where.timestamp_ms, record))
+    return [record for _, record in sorted(found, key=lambda entry: entry[0])]
+
+
 async def ends(whole: Stack, tenant: str) -> list[dict[int, int]]:
     return [await end_offsets(whole.kafka("admin"), topic.of(tenant)) for topic in (JOBS, BATCH)]
 
@@ -90,20 +103,44 @@ async def test_an_operator_acts_in_a_tenants_name_and_the_audit_says_who_why_and
         assert reply["receipt"]["identity"]["adapter"] == digest
 
         first, second, *_ = await audited(world, reply["job_id"])
-        assert isinstance(first, Impersonated)
         assert isinstance(second, Admitted)
-        assert first.impersonation == second.impersonation == grant
+        assert second.impersonation == grant
+        issued, *used = await under(world, grant)
+        assert (type(issued), used) == (ImpersonationGranted, [first])
 
         replayed = await _closed(shell, digest)
-        line = next(line for line in replayed if "Impersonated" in line)
-        assert f"{tenant}/{reply['job_id']}" in line
-        assert f"{grant.admin!r} until " in line
-        assert line.endswith("because 'ticket 7'")
+        told = next(told for told in replayed if "Impersonated" in told)
+        assert f"{tenant}/{reply['job_id']}" in told
+        assert f"={grant.grant_id} of {grant.admin!r} until " in told
+        assert told.endswith("because 'ticket 7'")
 
         before = await ends(whole, other)
         refused = await asyncio.to_thread(shell.refused, *asked, "--as-tenant", other, "Hello?")
         assert "nothing was sent: the grant is for another tenant" in refused
         assert await ends(whole, other) == before
+
+
+async def test_each_line_of_a_batch_in_a_tenants_name_is_told_of_under_the_grant_that_was_issued(
+    whole: Stack, tmp_path: Path
+) -> None:
+    shell, path = Shell(whole.file.home), tmp_path / "grant.json"
+    async with two_tenants(whole) as (world, tenant, _):
+        await asyncio.to_thread(shell.said, "tenant", "impersonate", tenant, "--reason", "ticket 8", "--out", path)
+        grant = SignedImpersonation.model_validate_json(path.read_bytes()).impersonation
+        files = Files(tmp_path, whole, tenant, path)
+        files.write([line(number, model="a", max_tokens=4) for number in range(3)])
+        code, said = await files.run()
+        assert (code, said.splitlines()[-1].partition(";")[0]) == (0, "3 lines: 3 completed, 0 errors"), said
+
+        issued, *used = await under(world, grant)
+        assert [type(record) for record in (issued, *used)] == [ImpersonationGranted, *[Impersonated] * 3]
+        state = State.load(tmp_path / "out.jsonl")
+        assert state is not None
+        jobs = {state.job_id(number) for number in (1, 2, 3)}
+        assert {record.job_id for record in used if isinstance(record, Impersonated)} == jobs
+        for job_id in jobs:
+            told = [type(record) for record in await audited(world, job_id)]
+            assert told[:2] == [Impersonated, Admitted]
 
 
 async def test_a_router_believes_no_other_grant(whole: Stack) -> None:

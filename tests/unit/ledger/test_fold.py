@@ -1,12 +1,14 @@
 """What the log folds into, where order or time makes it hard."""
 
+from infra.kafka.records import Incoming
 from ledger.answers import LEASE_GRACE_MS, MEMORY_MS, Decision
 from ledger.fold import LogFold
-from ledger.rebuild import differences
+from ledger.rebuild import _apply, differences
 from ledger.rows import Kind, Row
-from schemas.audit import CancelRequested, Rejected, WriterClosed
+from schemas.audit import CancelRequested, ImpersonationGranted, Rejected, WriterClosed
 from schemas.jobs import RejectReason
 from schemas.record import Record
+from tests.factories import make_grant
 from tests.fakes_ledger import START_MS, at, make_admission, make_admitted, make_route, make_started, make_usage
 
 NOW_US = START_MS * 1000
@@ -81,6 +83,19 @@ def test_the_epoch_of_usage_counts_too_and_other_records_are_passed_over() -> No
     made.apply(make_usage(make_admission(), epoch=7), START_MS)
     made.apply(WriterClosed(), START_MS)
     assert made.epoch_max == 7
+
+
+def test_what_no_fold_needs_is_passed_over_whatever_it_says_of_itself() -> None:
+    claims = make_grant("acme", START_MS).impersonation.model_copy(update={"reason": '"type":"Admitted"'})
+    granted = ImpersonationGranted(impersonation=claims).encode()
+    later = granted.replace(b"ImpersonationGranted", b"OfALaterRelease")
+    made = LogFold()
+    for value in (granted, later, b"no record", None):
+        read = Incoming(
+            topic="audit", partition=0, offset=1, timestamp_ms=START_MS, key=None, value=value, headers=()
+        )  # fmt: skip
+        _apply(made, read)
+    assert (made.rows(NOW_US), made.epoch_max) == ({}, 0)
 
 
 def test_the_route_of_a_job_makes_the_row_that_its_admission_makes() -> None:

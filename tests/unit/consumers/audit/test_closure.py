@@ -1,6 +1,7 @@
 """What a replay of the audit finds missing, doubled or contradictory."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from consumers.audit.cli import as_document, as_lines
 from consumers.audit.closure import JOB_MEMORY_MS, Closure, Coverage, Entry, Evidence, Verdict
-from schemas.audit import AuditRecord, WriterClosed
+from schemas.audit import AuditRecord, ImpersonationGranted, WriterClosed, undigested
 from schemas.digest import digest_of
 from tests.audit_records import DIGEST, IDENTITY, admitted, finished, impersonated, started
 from tests.factories import make_grant
@@ -111,7 +112,7 @@ def test_a_job_in_the_tenants_name_tells_who_until_when_and_why_in_one_line() ->
     assert (evidence.verdict, evidence.repeated) == (Verdict.COMPLETE, 2)
     line = as_lines(evidence)[2]
     assert line.split()[2:4] == ["Impersonated", "acme/job-1"]
-    assert "'eve' until 1970-01-01T00:01:00.000+00:00 because 'ticket 7'" in line
+    assert "=grant-0001 of 'eve' until 1970-01-01T00:01:00.000+00:00 because 'ticket 7'" in line
 
 
 def test_a_line_moves_no_cursor_whatever_reason_was_given() -> None:
@@ -129,6 +130,12 @@ def test_an_admission_that_does_not_agree_with_who_acted_is_a_problem() -> None:
     assert replayed(entries(impersonated(other), admitted(impersonation=GRANT), *rest)).problems == differ
     later = replayed(entries(admitted(impersonation=GRANT), *rest, start=7), start=7)
     assert later.verdict is Verdict.COMPLETE
+
+
+def test_a_grant_that_was_made_out_beside_the_digest_is_counted_and_told_of_no_job() -> None:
+    granted, *rest = entries(ImpersonationGranted(impersonation=GRANT), admitted(), started(), finished())
+    evidence = replayed([replace(granted, key=undigested("acme")), *rest])
+    assert (evidence.verdict, evidence.read, len(evidence.events)) == (Verdict.COMPLETE, 4, 3)
 
 
 def test_a_writer_that_writes_after_it_closed_is_a_problem() -> None:
