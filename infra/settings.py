@@ -5,11 +5,12 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from infra.files import exclusively, write_private
 from schemas.errors import SwitchyardError
@@ -80,11 +81,27 @@ class KafkaSettings(Settings):
         }
 
 
+_HOST = r"(\[[^\]\s]+\]|[^\s:/@,\[\]]+)"
+_REDIS = re.compile(
+    rf"unix://\S+|rediss?://([^\s/@]*@)?{_HOST}(:\d+)?(/\d*)?(\?\S*)?|rediss?\+cluster://{_HOST}:\d+(,{_HOST}:\d+)*/?"
+)
+
+
+def _redis_url(url: str) -> str:
+    if not _REDIS.fullmatch(url):
+        # The URL is not repeated: a password may be in it.
+        raise ValueError("not a URL like redis://host:6379/0 or redis+cluster://host:6379,host:6379 (rediss for TLS)")
+    return url
+
+
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+
+
 class RedisSettings(Settings):
     """How one user reaches Redis. The schemes of `url`: `infra/redis.py`."""
 
     section: ClassVar[str] = "redis"
-    url: str
+    url: RedisUrl
     username: str
     password: str = Field(repr=False)
     #: Whose certificates are believed over TLS; None: those that the system believes.
@@ -102,7 +119,7 @@ class KeeperSettings(Settings):
     """How a router reaches Redis as one who may rebuild the ledger. Without it, somebody else must."""
 
     section: ClassVar[str] = "keeper"
-    url: str | None = None
+    url: RedisUrl | None = None
     username: str = "operator"
     password: str = Field(default="", repr=False)
     ca_file: FilePath | None = None

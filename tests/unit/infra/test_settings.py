@@ -8,10 +8,12 @@ from infra.settings import (
     BadSettings,
     EngineSettings,
     KafkaSettings,
+    KeeperSettings,
     KeySettings,
     NoStack,
     ObjectSettings,
     ProcessSettings,
+    RedisSettings,
     Settings,
     StackFile,
     home_directory,
@@ -108,6 +110,33 @@ def test_a_changed_stack_file_keeps_what_was_there(tmp_path: Path) -> None:
 
     assert StackFile.load(tmp_path).kafka("acme").password == "one"
     assert StackFile.load(tmp_path).kafka("globex").password == "two"
+
+
+REDIS_URLS = (
+    "redis://localhost", "redis://127.0.0.1:6379/0", "rediss://redis.example:6380/1", "redis://[::1]:6379/0",
+    "unix:///run/redis.sock", "redis+cluster://a:7000", "rediss+cluster://a:7000,b:7001/",
+)  # fmt: skip
+NO_REDIS_URLS = (
+    "nonsense", "redis://", "redis://host:abc/0", "redis://host:1/x", "redis+cluster://", "redis+cluster://host",
+    "rediss+cluster://a:1,b", "http://host:1/", "redis://user:geheim@:port/0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ["REDIS", "KEEPER"])
+@pytest.mark.parametrize("url", NO_REDIS_URLS)
+def test_what_is_no_redis_url_is_refused_by_its_variable_and_not_repeated(section: str, url: str) -> None:
+    kind: type[RedisSettings | KeeperSettings] = RedisSettings if section == "REDIS" else KeeperSettings
+    given = {
+        f"SWITCHYARD_{section}_{name}": value for name, value in (("URL", url), ("USERNAME", "a"), ("PASSWORD", "b"))
+    }
+    with pytest.raises(BadSettings, match=f"^SWITCHYARD_{section}_URL: .*redis://host:6379/0") as refused:
+        read(kind, given)
+    assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", REDIS_URLS)
+def test_a_redis_url_is_taken_as_it_is(url: str) -> None:
+    assert RedisSettings(url=url, username="a", password="b").url == url
 
 
 def test_no_stack_says_how_to_start_one(tmp_path: Path) -> None:
